@@ -1,0 +1,1 @@
+"""PGMQ: statements, records, and (later) the client for those who send."""

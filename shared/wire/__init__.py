@@ -1,0 +1,1 @@
+"""The protocol between the parent and a child: frames on a private stream socket."""

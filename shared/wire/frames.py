@@ -1,0 +1,170 @@
+"""Frames: a fixed header, optional JSON meta, an optional raw body. Pure: bytes in, frames out, no I/O.
+
+Both directions use the same header::
+
+    magic u8 | kind u8 | flags u16 | meta_len u32 | body_len u32 | seq u64      (20 bytes, network order)
+
+`seq` is the dispatch (or permit) that a frame belongs to, so that a late answer can never be taken for the answer to
+the next message. The hot frames (DISPATCH, STARTED, SUCCESS) carry no JSON: packing and parsing JSON costs more than
+the rest of the way. A frame counts only when it arrived whole; what breaks the rules raises `ProtocolError`, after
+which the stream is beyond repair and the process at the other end is killed by its owner.
+
+Nothing is pickled: the parent must not run code that a handler can choose.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import Any, Final, NamedTuple
+
+MAGIC: Final = 0xB7
+HEADER: Final = struct.Struct("!BBHIIQ")
+MAX_META_BYTES: Final = 1 << 20
+MAX_BODY_BYTES: Final = 256 << 20
+
+
+class ProtocolError(Exception):
+    """The peer broke the protocol: bad magic, unknown kind, a frame over its limit, meta that is no JSON object."""
+
+
+class Kind(IntEnum):
+    """What a frame says. Below 64: parent to child; from 64 on: child to parent."""
+
+    DISPATCH = 1  # body: DispatchHead, headers, message body
+    STOP = 2  # meta: {"reason": "soft_timeout" | "shutdown" | "cancelled" | "lease_lost"}
+    EXIT = 3  # finish in order: no message follows
+    PERMIT = 4  # transactional: claim one message. meta: see `docs/protocol.md`
+    VERDICT = 5  # transactional: answer to COMMIT_REQUEST. meta: the verdict, or {"verdict": "refuse", ...}
+
+    READY = 64  # handler imported. meta: {"rss_kb": int, ...}
+    BOOT_FAILED = 65  # meta: {"kind": "import" | "missing" | "signature" | "database", "error": str, "traceback": str}
+    STARTED = 66  # the handler is about to be called
+    SUCCESS = 67  # the handler returned, nothing to add
+    RESULT = 68  # any other outcome. meta: the outcome
+    PROGRESS = 69  # meta: {"text": str}
+    LOG = 70  # meta: {"level": str, "text": str}
+    TX_EMPTY = 71  # transactional: nothing to claim. meta: {"next_visible_s": float | null}
+    TX_CLAIMED = 72  # transactional: a message was claimed. meta: identity of claim, transaction and backend
+    COMMIT_REQUEST = 73  # transactional: handler ended. meta: the outcome
+    COMMITTED = 74  # transactional: PostgreSQL said so
+    TX_ENDED = 75  # transactional: the transaction ended without a commit we know of. meta: error, in_doubt
+
+
+class Flag(IntFlag):
+    """Bits of the header's `flags`."""
+
+    NONE = 0
+    BODY_NULL = 1  # DISPATCH: the message is SQL NULL
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One whole frame."""
+
+    kind: Kind
+    seq: int
+    meta: dict[str, Any]
+    body: bytes
+    flags: int
+
+
+_KINDS: Final = {int(k): k for k in Kind}
+_NO_META: Final[dict[str, Any]] = {}
+
+
+def encode(kind: Kind, seq: int, meta: dict[str, Any] | None = None, body: bytes = b"", flags: int = 0) -> bytes:
+    """Pack a frame. Raises `ProtocolError` when it is over a limit (own fault: nothing was sent)."""
+    packed = b"" if not meta else json.dumps(meta, separators=(",", ":")).encode("ascii")
+    if len(packed) > MAX_META_BYTES or len(body) > MAX_BODY_BYTES:
+        raise ProtocolError(f"{kind.name}: meta {len(packed)} or body {len(body)} bytes is over the limit")
+    return HEADER.pack(MAGIC, kind, flags, len(packed), len(body), seq) + packed + body
+
+
+class Decoder:
+    """Collects bytes and yields whole frames. After a `ProtocolError` it must not be used again."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of an unfinished frame."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Add what was read; return the frames that are now whole, in order."""
+        buffer = self._buffer
+        buffer += data
+        frames: list[Frame] = []
+        offset, size = 0, len(buffer)
+        while size - offset >= HEADER.size:
+            magic, kind_number, flags, meta_len, body_len, seq = HEADER.unpack_from(buffer, offset)
+            kind = _KINDS.get(kind_number)
+            if magic != MAGIC or kind is None:
+                raise ProtocolError(f"not a frame: magic {magic:#x}, kind {kind_number}")
+            if meta_len > MAX_META_BYTES or body_len > MAX_BODY_BYTES:
+                raise ProtocolError(f"{kind.name}: meta {meta_len} or body {body_len} bytes is over the limit")
+            end = offset + HEADER.size + meta_len + body_len
+            if size < end:
+                break
+            meta = _NO_META
+            start = offset + HEADER.size
+            if meta_len:
+                meta = _parse_meta(kind, bytes(buffer[start : start + meta_len]))
+            frames.append(Frame(kind, seq, meta, bytes(buffer[start + meta_len : end]) if body_len else b"", flags))
+            offset = end
+        if offset:
+            del buffer[:offset]
+        return frames
+
+
+def _parse_meta(kind: Kind, packed: bytes) -> dict[str, Any]:
+    try:
+        meta = json.loads(packed)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"{kind.name}: meta is no JSON") from error
+    if not isinstance(meta, dict):
+        raise ProtocolError(f"{kind.name}: meta is no object")
+    return meta
+
+
+class DispatchHead(NamedTuple):
+    """What a child must know of a message besides headers and body; leads the body of a DISPATCH frame."""
+
+    msg_id: int
+    attempt: int
+    deliveries: int
+    enqueued_us: int  # microseconds since the epoch, the database's clock
+    time_left_ms: int  # to hard_timeout; -1: no limit
+    headers_len: int  # of the JSON text that follows; 0: no headers
+
+
+_DISPATCH: Final = struct.Struct("!qIIqqI")
+
+
+def encode_dispatch(seq: int, head: DispatchHead, headers: bytes, body: bytes | None) -> bytes:
+    """A DISPATCH frame. `body` None means SQL NULL. Raises `ProtocolError` over the body limit."""
+    payload_len = _DISPATCH.size + len(headers) + (0 if body is None else len(body))
+    if payload_len > MAX_BODY_BYTES:
+        raise ProtocolError(f"message {head.msg_id}: {payload_len} bytes is over the limit of {MAX_BODY_BYTES}")
+    flags = int(Flag.BODY_NULL) if body is None else 0
+    header = HEADER.pack(MAGIC, Kind.DISPATCH, flags, 0, payload_len, seq)
+    return b"".join((header, _DISPATCH.pack(*head), headers, body or b""))
+
+
+def decode_dispatch(frame: Frame) -> tuple[DispatchHead, bytes, bytes | None]:
+    """Head, headers and body of a DISPATCH frame."""
+    payload = frame.body
+    if len(payload) < _DISPATCH.size:
+        raise ProtocolError("DISPATCH is too short")
+    head = DispatchHead(*_DISPATCH.unpack_from(payload))
+    split = _DISPATCH.size + head.headers_len
+    if len(payload) < split:
+        raise ProtocolError("DISPATCH is too short for its headers")
+    body = None if frame.flags & Flag.BODY_NULL else payload[split:]
+    return head, payload[_DISPATCH.size : split], body

@@ -1,0 +1,216 @@
+"""Commands: what the shell must do now. Imperatives. The shell carries them out in order and decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.pgmq.records import Fence, Reckoning, SettleItem, Settlement
+from supervisor.core.happenings import Happening
+from supervisor.core.types import ChildId, ClaimId, QueueName, StopReason, TxIdentity
+
+# --- database -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Claim up to `limit` messages. Exactly one `Claimed` or `ClaimFailed` answers."""
+
+    queue: QueueName
+    limit: int
+    lease_s: float
+    byte_budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBody:
+    """Load the body of a claimed message that was too large to come with its claim."""
+
+    queue: QueueName
+    claim_id: ClaimId
+    fence: Fence
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Renew these leases. Exactly one `Renewed` or `RenewFailed` answers, within `timeout_s`."""
+
+    queue: QueueName
+    fences: tuple[tuple[ClaimId, Fence], ...]
+    lease_s: float
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Carry out verdicts. One `SettleResult` answers each item. Items may be batched with others."""
+
+    queue: QueueName
+    items: tuple[SettleItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reckon:
+    """Settle a transactional attempt whose commit we did not hear of. `Reckoned` answers."""
+
+    queue: QueueName
+    claim_id: ClaimId
+    reckoning: Reckoning
+    tx: TxIdentity | None  # to name the outcome of a commit in doubt
+
+
+@dataclass(frozen=True, slots=True)
+class TerminateBackend:
+    """End the server session of a killed child, only if it is still in that transaction."""
+
+    queue: QueueName
+    tx: TxIdentity
+
+
+# --- children -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartChild:
+    """Spawn a process. `ChildSpawned` or `SpawnFailed` answers, later `ChildReady`, at the end `ChildDied`."""
+
+    child: ChildId
+    queue: QueueName
+    slot: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Hand a message to an idle child. The guard kills the child when `lease_deadline` passes unrenewed."""
+
+    child: ChildId
+    claim_id: ClaimId
+    msg_id: int
+    attempt: int
+    deliveries: int
+    enqueued_us: int
+    time_left_s: float | None
+    headers: bytes | None
+    body: bytes | None
+    lease_deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class GuardLeases:
+    """New lease deadlines of running children, for the guard. 0: no deadline."""
+
+    deadlines: tuple[tuple[ChildId, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendStop:
+    """Ask the running handler to stop: a frame that `message.stop_requested` sees."""
+
+    child: ChildId
+    claim_id: ClaimId
+    reason: StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class SendTerm:
+    """The TERM step of the ladder: SIGTERM to the child's leader."""
+
+    child: ChildId
+
+
+@dataclass(frozen=True, slots=True)
+class SendExit:
+    """Ask an idle child to end in order."""
+
+    child: ChildId
+
+
+@dataclass(frozen=True, slots=True)
+class KillChild:
+    """SIGKILL the child and everything that it started; with_stack: write down all Python stacks before."""
+
+    child: ChildId
+    with_stack: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonChild:
+    """Killed and not dead: the slot is given up. The shell keeps watching the pidfd, loudly."""
+
+    child: ChildId
+
+
+# --- transactional --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GrantPermit:
+    """Let a child open one transaction and claim one message in it.
+
+    `owed` names msg_ids with charges that are not yet in the database, see `reckoning`.
+    """
+
+    child: ChildId
+    claim_id: ClaimId
+    time_limit_s: float | None  # hard_timeout: bounds statement_timeout and idle limits
+
+
+@dataclass(frozen=True, slots=True)
+class StartTransactional:
+    """Tell the child the attempt number and time left of the message it claimed; the handler starts then."""
+
+    child: ChildId
+    claim_id: ClaimId
+    attempt: int
+    time_left_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCommit:
+    """The verdict for a COMMIT_REQUEST. None refuses: roll all back."""
+
+    child: ChildId
+    claim_id: ClaimId
+    settlement: Settlement | None
+    keep_work: bool  # True only for a success: release the savepoint; else back to it first
+
+
+# --- others ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Tell the world: log, metrics, user's sink."""
+
+    happening: Happening
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Everything is over: close and leave with this code."""
+
+    code: int
+
+
+Command = (
+    Claim
+    | FetchBody
+    | Renew
+    | Settle
+    | Reckon
+    | TerminateBackend
+    | StartChild
+    | Dispatch
+    | GuardLeases
+    | SendStop
+    | SendTerm
+    | SendExit
+    | KillChild
+    | AbandonChild
+    | GrantPermit
+    | StartTransactional
+    | AnswerCommit
+    | Emit
+    | Exit
+)
+
