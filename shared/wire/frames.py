@@ -36,8 +36,9 @@ class Kind(IntEnum):
     DISPATCH = 1  # body: DispatchHead, headers, message body
     STOP = 2  # meta: {"reason": "soft_timeout" | "shutdown" | "cancelled" | "lease_lost"}
     EXIT = 3  # finish in order: no message follows
-    PERMIT = 4  # transactional: claim one message. meta: see `docs/protocol.md`
-    VERDICT = 5  # transactional: answer to COMMIT_REQUEST. meta: the verdict, or {"verdict": "refuse", ...}
+    PERMIT = 4  # transactional: claim one message. meta: {"time_limit_ms": int | null, "owed": [[msg_id, extra], ...]}
+    VERDICT = 5  # transactional: answer to COMMIT_REQUEST. meta: the verdict, see docs/protocol.md
+    HELLO = 6  # first frame: what the child is. meta: see docs/protocol.md
 
     READY = 64  # handler imported. meta: {"rss_kb": int, ...}
     BOOT_FAILED = 65  # meta: {"kind": "import" | "missing" | "signature" | "database", "error": str, "traceback": str}
@@ -47,7 +48,7 @@ class Kind(IntEnum):
     PROGRESS = 69  # meta: {"text": str}
     LOG = 70  # meta: {"level": str, "text": str}
     TX_EMPTY = 71  # transactional: nothing to claim. meta: {"next_visible_s": float | null}
-    TX_CLAIMED = 72  # transactional: a message was claimed. meta: identity of claim, transaction and backend
+    TX_CLAIMED = 72  # transactional: a message was claimed. meta: see docs/protocol.md
     COMMIT_REQUEST = 73  # transactional: handler ended. meta: the outcome
     COMMITTED = 74  # transactional: PostgreSQL said so
     TX_ENDED = 75  # transactional: the transaction ended without a commit we know of. meta: error, in_doubt

@@ -147,22 +147,13 @@ class AbandonChild:
 class GrantPermit:
     """Let a child open one transaction and claim one message in it.
 
-    `owed` names msg_ids with charges that are not yet in the database, see `reckoning`.
+    `owed`: (msg_id, attempts charged but not yet in the database), so that the child counts attempts right.
     """
 
     child: ChildId
     claim_id: ClaimId
-    time_limit_s: float | None  # hard_timeout: bounds statement_timeout and idle limits
-
-
-@dataclass(frozen=True, slots=True)
-class StartTransactional:
-    """Tell the child the attempt number and time left of the message it claimed; the handler starts then."""
-
-    child: ChildId
-    claim_id: ClaimId
-    attempt: int
-    time_left_s: float | None
+    time_limit_s: float | None  # hard_timeout: bounds the session's statement and idle limits
+    owed: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +164,7 @@ class AnswerCommit:
     claim_id: ClaimId
     settlement: Settlement | None
     keep_work: bool  # True only for a success: release the savepoint; else back to it first
+    read_ct: int | None = None  # absolute value to write with a Retry, where earlier charges were owed
 
 
 # --- others ---------------------------------------------------------------------------------------------------------
@@ -208,7 +200,6 @@ Command = (
     | KillChild
     | AbandonChild
     | GrantPermit
-    | StartTransactional
     | AnswerCommit
     | Emit
     | Exit
