@@ -1,0 +1,1 @@
+"""Code that parent and child share; imports neither."""
