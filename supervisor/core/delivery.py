@@ -1,0 +1,70 @@
+"""One delivery of one message, or in transactional mode one attempt from its permit on. Mutable, owned by its queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.pgmq.records import Fence, Settlement
+from supervisor.core.accounts import CLEAN, Accounts
+from supervisor.core.states import DeliveryState, check_delivery
+from supervisor.core.types import ClaimId, DeadLetterReason, DeathCause, DeathFacts, ErrorInfo, StopReason, TxIdentity
+
+
+@dataclass(slots=True, frozen=True)
+class Verdict:
+    """What policy decided. `settlement` None: leave it to its lease (abandon), or nothing to do."""
+
+    settlement: Settlement | None
+    kind: str  # "success" | "retry" | "dead_letter" | "release" | "abandon"
+    reason: str = ""
+    delay_ms: int = 0
+    error: ErrorInfo | None = None
+    dead_letter_reason: DeadLetterReason | None = None
+    charged: bool = False  # a death was charged
+    accounts: Accounts | None = None  # what the settlement writes
+
+
+@dataclass(slots=True)
+class Delivery:
+    id: ClaimId
+    state: DeliveryState
+    claimed_at: float
+    fence: Fence = Fence(0, 0, 0)
+    accounts: Accounts = CLEAN
+    attempt: int = 1
+    lease_deadline: float = 0.0
+    renew_at: float = 0.0
+    headers: bytes | None = None
+    body: bytes | None = None
+    body_loaded: bool = True
+    body_bytes: int = 0
+    enqueued_us: int = 0
+    visible_us: int = 0
+    dispatched_at: float = 0.0
+    started_at: float | None = None
+    finished_at: float | None = None
+    fence_lost: bool = False  # a renewal matched no row: nothing of ours may touch it any more
+    verdict: Verdict | None = None
+    decided_at: float = 0.0
+    settle_tries: int = 0
+    settle_at: float | None = None  # when to try again; None: the settler has it
+    lingers: bool = False  # a refund that outlives its lease: fence only
+    # what happened while it ran
+    stop_reason: StopReason | None = None
+    stop_at: float = 0.0
+    progress: str | None = None
+    # transactional
+    tx: TxIdentity | None = None
+    reckon_tries: int = 0
+    death: tuple[DeathCause, DeathFacts] | None = None
+    extra: int = 0  # attempts owed when it was claimed
+    granted: Verdict | None = None
+    reckoned_busy_since: float | None = None
+
+    @property
+    def msg_id(self) -> int:
+        return self.fence.msg_id
+
+    def move(self, state: DeliveryState) -> None:
+        check_delivery(self.state, state)
+        self.state = state
