@@ -84,7 +84,7 @@ def _parse_text(text: str, what: str) -> Fraction:
 
 def _refusal(value: object, what: str, reason: str) -> ValidationError:
     """Build the error for a value that is no duration."""
-    return ValidationError(f"{what} {_shown(value)} {reason}", operation=what, remedy=_REMEDY)
+    return ValidationError(f"{what} {_shown(value)} {reason}", remedy=_REMEDY)
 
 
 def _shown(value: object) -> str:

@@ -131,7 +131,7 @@ class ProtocolError(SupervisorError):
 
 
 class UnsupportedError(SupervisorError):
-    """This machine, server or PGMQ cannot do what was asked."""
+    """The machine, the server or PGMQ cannot do what was asked."""
 
     category = Category.UNSUPPORTED
 

@@ -40,7 +40,7 @@ def validate_queue_name(name: str) -> None:
     if is_queue_name(name):
         return
     reason, remedy = _complaint(name)
-    raise ValidationError(f"queue name {_shown(name)} {reason}", operation="queue name", remedy=remedy)
+    raise ValidationError(f"queue name {_shown(name)} {reason}", remedy=remedy)
 
 
 def _complaint(name: object) -> tuple[str, str]:

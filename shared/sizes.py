@@ -49,7 +49,7 @@ def parse_optional_size(value: int | str | None) -> int | None:
 def _refusal(value: object, reason: str) -> ValidationError:
     """Build the error for a value that is no size."""
     text = ascii(value) if not isinstance(value, int) or abs(value) < 1 << 200 else "<huge integer>"
-    return ValidationError(f"size {text[:80]} {reason}", operation="size", remedy=_REMEDY)
+    return ValidationError(f"size {text[:80]} {reason}", remedy=_REMEDY)
 
 
 def format_size(size: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Text that came from anywhere, made fit for a jsonb column and a bounded one: the dead-letter move cannot fail on it."""
+"""Text that came from anywhere, made fit for a bounded jsonb document: the dead-letter move cannot fail on it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def clean_text(value: object, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
     text = _as_text(value, limit)
     if "\x00" in text:
         text = text.replace("\x00", "")
-    # Each character becomes at least one byte, so no more than limit + 1 of them can matter: a text of a gigabyte is not
-    # encoded to be cut. The way through UTF-16 joins surrogates that form a pair and replaces those that do not.
+    # Each character becomes at least one byte, so no more than limit + 1 of them can matter: a text of a gigabyte is
+    # not encoded to be cut. The way through UTF-16 joins surrogates that form a pair and replaces those that do not.
     window = text[: limit + 1].encode("utf-16-le", errors="surrogatepass").decode("utf-16-le", errors="replace")
     data = window.encode("utf-8")
     if len(data) <= limit:
