@@ -78,8 +78,8 @@ def _look(data: Path) -> Postmaster | None:
     if ours:
         return Postmaster(pid=pid, pidfd=pidfd)
     os.close(pidfd)
-    # PostgreSQL takes any live process of this number for a server and refuses to start; for a number that nobody has,
-    # it clears the file up itself.
+    # PostgreSQL takes any process of this number for a server, a zombie too, and refuses to start; only for a number
+    # that nobody has does it clear the file up itself.
     (data / "postmaster.pid").unlink(missing_ok=True)
     return None
 

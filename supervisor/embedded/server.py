@@ -381,6 +381,9 @@ def _socket_folder(place: Place, settings: Mapping[str, str]) -> Path:
             operation=_OPERATION,
             remedy="remove it, or choose another folder with embedded:DIR",
         )
+    # What a killed server left. PostgreSQL would take it away itself, unless the dead process is a zombie still.
+    for leftover in folder.glob(".s.PGSQL.*"):
+        leftover.unlink(missing_ok=True)
     return folder
 
 
