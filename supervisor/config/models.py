@@ -86,8 +86,8 @@ class Section(BaseModel):
 class DatabaseSection(Section):
     """Connections. Times in seconds; pool_size None: "auto"."""
 
-    dsn: NonEmpty | None = None
-    listen_dsn: NonEmpty | None = None
+    dsn: NonEmpty | None = Field(default=None, repr=False)
+    listen_dsn: NonEmpty | None = Field(default=None, repr=False)
     pool_size: Annotated[int | None, integer(1, 1000, none_as="auto")] = None
     connect_timeout: Duration = 10.0
     acquire_timeout: Duration = 30.0

@@ -1,0 +1,83 @@
+"""What must be known of the database before work begins, and what makes it unusable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from shared.errors import ConfigurationError, DatabaseError, UnsupportedError
+from supervisor.config import Config
+
+__all__ = ["ServerFacts", "look_at_server", "refuse_unusable"]
+
+OLDEST_SERVER = 140000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """One look at the server."""
+
+    version: int  # as server_version_num
+    standby: bool
+    has_pgmq: bool
+    max_connections: int
+    reserved: int  # for superusers; whoever is one may use them
+    role_limit: int | None  # connections that this role may have; None: no limit
+    database_limit: int | None
+    connected: int
+
+    @property
+    def grants(self) -> int:
+        """The most connections that we could ever get."""
+        limits = [self.max_connections - self.reserved, self.role_limit, self.database_limit]
+        return min(limit for limit in limits if limit is not None)
+
+
+# Reads catalogues and settings only; takes no locks on tables of anybody. The role's limit does not bind superusers.
+_LOOK = """
+select current_setting('server_version_num')::int,
+       pg_is_in_recovery(),
+       to_regclass('pgmq.meta') is not null,
+       current_setting('max_connections')::int,
+       case when r.rolsuper then 0
+            else current_setting('superuser_reserved_connections')::int
+                 + coalesce(current_setting('reserved_connections', true)::int, 0) end,
+       case when r.rolconnlimit >= 0 and not r.rolsuper then r.rolconnlimit end,
+       case when d.datconnlimit >= 0 and not r.rolsuper then d.datconnlimit end,
+       (select count(*) from pg_stat_activity where backend_type = 'client backend')::int
+  from pg_roles r, pg_database d
+ where r.rolname = current_user and d.datname = current_database()
+"""
+
+
+def look_at_server(connection: psycopg.Connection[Any]) -> ServerFacts:
+    """Ask once."""
+    row = connection.execute(_LOOK).fetchone()
+    assert row is not None
+    version, standby, has_pgmq, most, reserved, role_limit, database_limit, connected = row
+    return ServerFacts(
+        version=version,
+        standby=standby,
+        has_pgmq=has_pgmq,
+        max_connections=most,
+        reserved=reserved,
+        role_limit=role_limit,
+        database_limit=database_limit,
+        connected=connected,
+    )
+
+
+def refuse_unusable(config: Config, facts: ServerFacts) -> None:
+    """Raise for a server that is too old, has no PGMQ, or could never grant the connections."""
+    if facts.version < OLDEST_SERVER:
+        raise UnsupportedError(f"PostgreSQL {facts.version // 10000} is too old", remedy="use PostgreSQL 14 or newer")
+    if not facts.has_pgmq:
+        raise DatabaseError("PGMQ is not installed in this database", remedy="run `pgmq-supervisor init` once")
+    needed = config.sessions_needed()
+    if needed > facts.grants:
+        raise ConfigurationError(
+            f"this configuration needs up to {needed} database connections, the server grants {facts.grants}",
+            remedy="lower concurrency of transactional queues or [database] pool_size, or raise max_connections",
+        )
