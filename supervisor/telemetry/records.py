@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from dataclasses import fields
 from enum import Enum
-from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from supervisor.core.types import DeathFacts, ErrorInfo
 from supervisor.telemetry.catalogue import CATALOGUE
 from supervisor.telemetry.facts import AnyHappening, Noted
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from _typeshed import DataclassInstance
 
 Plain = str | int | float | bool | None
 Record = dict[str, object]
 
 
-@cache
-def _field_names(kind: Hashable) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(cast("Any", kind)))
+_NAMES: dict[type, tuple[str, ...]] = {}
+
+
+def _field_names(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    """Return the names of a dataclass's fields, looked up once."""
+    names = _NAMES.get(kind)
+    if names is None:
+        names = _NAMES[kind] = tuple(field.name for field in fields(kind))
+    return names
 
 
 def event_name(happening: AnyHappening) -> str:
