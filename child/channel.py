@@ -1,0 +1,162 @@
+"""The child's end of the socket: whole frames in, whole frames out.
+
+The main thread receives when it is idle; while a handler runs, whichever thread asks `stop_reason` looks without
+blocking whether a STOP has come. So there is no reader thread, and no hand-over between threads on the hot path.
+
+    parent ──▶ socket ──▶ receive (main, idle) / look (any thread, handler running) ──▶ frames in order
+    handler threads: LOG, PROGRESS ──┐
+    main: STARTED, results ──────────┴─▶ one lock ──▶ socket ──▶ parent
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import deque
+from typing import Any, Final
+
+from shared.wire.frames import HEADER, MAGIC, MAX_BODY_BYTES, Decoder, Frame, Kind, ProtocolError, encode
+
+_CHUNK_BYTES: Final = 1 << 16
+_DISPATCH: Final = int(Kind.DISPATCH)
+_NO_META: Final[dict[str, Any]] = {}
+_ENDED: Final = "ended"
+
+
+class Disconnected(Exception):  # noqa: N818 - a fact
+    """The socket is gone: the parent ended, or a handler closed what was not its own."""
+
+
+class Channel:
+    """One stream of frames. `seq` is the message in hand, 0 between messages; the main thread alone writes it."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(True)
+        self._decoder = Decoder()
+        self._frames: deque[Frame] = deque()
+        self._reading = threading.Lock()
+        self._writing = threading.Lock()
+        self._stop: str | None = None
+        self._closed = False
+        self.seq = 0
+        self.pid = os.getpid()
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    def receive(self) -> Frame:
+        """Wait for the next frame. Raises `Disconnected` at the end of the stream, `ProtocolError` for rubbish."""
+        with self._reading:
+            while True:
+                if self._frames:
+                    return self._frames.popleft()
+                if self._closed:
+                    raise Disconnected
+                try:
+                    data = self._socket.recv(_CHUNK_BYTES)
+                except OSError as error:
+                    raise Disconnected from error
+                if not data:
+                    raise Disconnected
+                if not self._decoder.pending_bytes and (frame := self._whole_dispatch(data)) is not None:
+                    return frame
+                self._frames.extend(self._decoder.feed(data))
+
+    def _whole_dispatch(self, data: bytes) -> Frame | None:
+        """The common case without the decoder's buffer; a large body is read into the place where it stays."""
+        if len(data) < HEADER.size:
+            return None
+        magic, kind, flags, meta_len, body_len, seq = HEADER.unpack_from(data)
+        if magic != MAGIC or kind != _DISPATCH or meta_len or body_len > MAX_BODY_BYTES:
+            return None
+        missing = HEADER.size + body_len - len(data)
+        if missing < 0 or 0 < missing < _CHUNK_BYTES:
+            return None
+        body = data[HEADER.size :]
+        if missing:
+            body = self._read_rest(body, body_len)
+        return Frame(Kind.DISPATCH, seq, _NO_META, body, flags)
+
+    def _read_rest(self, start: bytes, size: int) -> bytes:
+        buffer = bytearray(size)
+        view = memoryview(buffer)
+        view[: len(start)] = start
+        filled = len(start)
+        while filled < size:
+            try:
+                count = self._socket.recv_into(view[filled:])
+            except OSError as error:
+                raise Disconnected from error
+            if not count:
+                raise Disconnected
+            filled += count
+        return bytes(buffer)
+
+    def begin(self, seq: int) -> None:
+        """A message is in hand; what was said about earlier ones is forgotten."""
+        self._stop = None
+        self.seq = seq
+
+    def end(self) -> None:
+        """No message is in hand: what its threads still say is not sent any more."""
+        self.seq = 0
+
+    def stop_reason(self, seq: int) -> str | None:
+        """Why the message should stop, or None. Any thread. A message that is over has the reason "ended"."""
+        if seq != self.seq:
+            return _ENDED
+        if self._stop is None and os.getpid() == self.pid:
+            self._look()
+        return self._stop
+
+    def stop_seen(self) -> bool:
+        """Whether a stop was asked for, as far as is known without looking."""
+        return self._stop is not None
+
+    def _look(self) -> None:
+        if not self._reading.acquire(blocking=False):
+            return  # another thread looks right now
+        try:
+            while not self._closed:
+                try:
+                    data = self._socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    break
+                except OSError:
+                    data = b""
+                if not data:
+                    self._closed, self._stop = True, "parent_gone"
+                    break
+                self._sort(self._decoder.feed(data))
+        except ProtocolError:
+            self._closed = True  # told by the next receive, when the handler has ended
+        finally:
+            self._reading.release()
+
+    def _sort(self, frames: list[Frame]) -> None:
+        """Take out STOP; what else comes while a handler runs waits for `receive`."""
+        for frame in frames:
+            if frame.kind is not Kind.STOP:
+                self._frames.append(frame)
+            elif frame.seq == self.seq:
+                self._stop = str(frame.meta.get("reason") or "stopped")
+
+    # --- out --------------------------------------------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        """Send a packed frame. Raises `Disconnected`."""
+        with self._writing:
+            try:
+                self._socket.sendall(data)
+            except OSError as error:
+                raise Disconnected from error
+
+    def say(self, kind: Kind, seq: int, meta: dict[str, Any]) -> None:
+        """Send a remark (LOG, PROGRESS) about a message, from any thread; silence when it is over, or for a copy."""
+        if seq != self.seq or os.getpid() != self.pid:
+            return
+        try:
+            self.send(encode(kind, seq, meta))
+        except (Disconnected, ProtocolError):
+            return

@@ -1,0 +1,55 @@
+"""Regular mode: DISPATCH in, STARTED and a result out. The parent settles.
+
+The path of a message that succeeds is short on purpose: three system calls, no JSON, no thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from child.caller import Caller
+from child.farewell import flush_output
+from child.message import Message
+from child.process import shrug_at_group_signals, shrugs
+from child.results import fit_result
+from shared import syncpoints
+from shared.wire.frames import HEADER, MAGIC, Frame, Kind, decode_dispatch
+
+if TYPE_CHECKING:
+    from child.channel import Channel
+    from child.title import Title
+
+_STARTED: Final = int(Kind.STARTED)
+_SUCCESS: Final = int(Kind.SUCCESS)
+
+
+def make_step(channel: Channel, caller: Caller, queue: str, title: Title) -> Callable[[Frame], None]:
+    """The function that serves one DISPATCH. Raises `Disconnected` and `ProtocolError`, nothing else."""
+    pack, send, call = HEADER.pack, channel.send, caller.call
+    hit = syncpoints.hit
+
+    def serve(frame: Frame) -> None:
+        head, headers, body = decode_dispatch(frame)
+        seq = frame.seq
+        channel.begin(seq)
+        hit("child.dispatch.received")
+        title.show_message(head.msg_id, head.attempt)
+        message = Message(channel, seq, queue, head, headers, body)
+        send(pack(MAGIC, _STARTED, 0, 0, 0, seq))
+        hit("child.handler.before")
+        outcome = call(message)
+        hit("child.handler.after")
+        flush_output()
+        channel.end()
+        if not shrugs():
+            shrug_at_group_signals()
+        hit("child.result.before_send")
+        if outcome is None:
+            send(pack(MAGIC, _SUCCESS, 0, 0, 0, seq))
+        else:
+            send(fit_result(Kind.RESULT, seq, outcome))
+        hit("child.result.after_send")
+        title.show_idle()
+
+    return serve
