@@ -18,7 +18,9 @@ def _main() -> None:
     # Without -P Python puts our own folder in front, where `message` or `loader` would hide modules of a handler.
     if sys.path and sys.path[0] == root + "/child":
         del sys.path[0]
-    foreign = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in {"child", "shared"}}
+    foreign = {
+        name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in {"child", "shared"}
+    }
     sys.path.insert(0, root)
     arguments = sys.argv[1:]
     if arguments[:1] == ["--check"]:

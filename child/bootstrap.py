@@ -12,11 +12,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from child.caller import Caller
-from child.channel import Channel, Disconnected
+from child.channel import Channel, Disconnected, Work
 from child.farewell import BOOT_FAILED, PARENT_GONE, leave_in_order, leave_now
 from child.imports import hand_over_imports
 from child.loader import LoadError, load_handler
-from child import metrics
+from child.metrics import keep_metrics_apart
 from child.process import (
     prepare_stack_dump,
     raise_oom_score,
@@ -33,6 +33,10 @@ from shared.wire.frames import Frame, Kind, ProtocolError, encode
 
 if TYPE_CHECKING:
     from child.process import Ends
+
+
+Step = Callable[[Frame | Work], None]
+MakeStep = Callable[[Channel, Callable[..., Any], Title], Step]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +92,10 @@ def serve(ends: Ends, *, root: str, foreign: dict[str, ModuleType]) -> NoReturn:
     leave_in_order(ends.stack_fd)
 
 
-def _boot(channel: Channel, ends: Ends, root: str, foreign: dict[str, ModuleType]) -> Callable[[Frame], None]:
+def _boot(channel: Channel, ends: Ends, root: str, foreign: dict[str, ModuleType]) -> Step:
     frame = channel.receive()
-    if frame.kind is not Kind.HELLO:
-        raise ProtocolError(f"{frame.kind.name} before HELLO")
+    if isinstance(frame, Work) or frame.kind is not Kind.HELLO:
+        raise ProtocolError("the first frame is not HELLO")
     hello = Hello.from_meta(frame.meta)
     raise_oom_score(hello.oom_score_adj)
     prepare_stack_dump(hello.dump_signal, ends.stack_fd)
@@ -100,7 +104,7 @@ def _boot(channel: Channel, ends: Ends, root: str, foreign: dict[str, ModuleType
     title = Title(hello.queue, hello.slot, on=hello.title)
     title.show_starting()
     if hello.metrics_dir is not None and hello.metrics_identity is not None:
-        metrics.install(hello.metrics_dir, hello.metrics_identity)
+        keep_metrics_apart(hello.metrics_dir, hello.metrics_identity)
     make_step = _choose_mode(hello)
     hand_over_imports(root=root, app_dir=hello.app_dir, foreign=foreign)
     try:
@@ -113,9 +117,6 @@ def _boot(channel: Channel, ends: Ends, root: str, foreign: dict[str, ModuleType
     title.show_idle()
     channel.send(encode(Kind.READY, 0, {"rss_kb": resident_kb()}))
     return step
-
-
-MakeStep = Callable[[Channel, Callable[..., Any], Title], Callable[[Frame], None]]
 
 
 def _choose_mode(hello: Hello) -> MakeStep:
@@ -134,9 +135,8 @@ def _boot_failed(channel: Channel, error: LoadError) -> NoReturn:
     leave_now(BOOT_FAILED)
 
 
-def _loop(channel: Channel, step: Callable[[Frame], None]) -> None:
+def _loop(channel: Channel, step: Step) -> None:
     """Serve until EXIT or the end of the stream."""
-    work = (Kind.DISPATCH, Kind.PERMIT)
     while True:
         try:
             frame = channel.receive()
@@ -147,7 +147,7 @@ def _loop(channel: Channel, step: Callable[[Frame], None]) -> None:
         except BaseException:  # noqa: BLE001 - a handler's alarm or signal function that fires between messages
             shrug_at_group_signals()
             continue
-        if frame.kind in work:
+        if isinstance(frame, Work) or frame.kind is Kind.PERMIT:
             step(frame)
         elif frame.kind is Kind.EXIT:
             return

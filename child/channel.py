@@ -14,18 +14,40 @@ import os
 import socket
 import threading
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from shared.wire.frames import HEADER, MAGIC, MAX_BODY_BYTES, Decoder, Frame, Kind, ProtocolError, encode
+from shared.wire.frames import (
+    HEADER,
+    MAGIC,
+    MAX_BODY_BYTES,
+    Decoder,
+    DispatchHead,
+    Frame,
+    Kind,
+    ProtocolError,
+    decode_dispatch,
+    encode,
+    split_dispatch,
+)
 
 _CHUNK_BYTES: Final = 1 << 16
+_HEADER_BYTES: Final = HEADER.size
+_unpack: Final = HEADER.unpack_from
 _DISPATCH: Final = int(Kind.DISPATCH)
-_NO_META: Final[dict[str, Any]] = {}
 _ENDED: Final = "ended"
 
 
-class Disconnected(Exception):  # noqa: N818 - a fact
+class Disconnected(Exception):
     """The socket is gone: the parent ended, or a handler closed what was not its own."""
+
+
+class Work(NamedTuple):
+    """A DISPATCH, taken apart."""
+
+    seq: int
+    head: DispatchHead
+    headers: bytes
+    body: bytes | None
 
 
 class Channel:
@@ -34,6 +56,8 @@ class Channel:
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(True)
+        self._recv = self._socket.recv
+        self._sendall = self._socket.sendall
         self._decoder = Decoder()
         self._frames: deque[Frame] = deque()
         self._reading = threading.Lock()
@@ -45,44 +69,44 @@ class Channel:
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
-    def receive(self) -> Frame:
+    def receive(self) -> Frame | Work:
         """Wait for the next frame. Raises `Disconnected` at the end of the stream, `ProtocolError` for rubbish."""
         with self._reading:
             while True:
                 if self._frames:
-                    return self._frames.popleft()
+                    return _opened(self._frames.popleft())
                 if self._closed:
                     raise Disconnected
                 try:
-                    data = self._socket.recv(_CHUNK_BYTES)
+                    data = self._recv(_CHUNK_BYTES)
                 except OSError as error:
                     raise Disconnected from error
                 if not data:
                     raise Disconnected
-                if not self._decoder.pending_bytes and (frame := self._whole_dispatch(data)) is not None:
-                    return frame
+                if not self._decoder.pending_bytes and (work := self._whole_dispatch(data)) is not None:
+                    return work
                 self._frames.extend(self._decoder.feed(data))
 
-    def _whole_dispatch(self, data: bytes) -> Frame | None:
+    def _whole_dispatch(self, data: bytes) -> Work | None:
         """The common case without the decoder's buffer; a large body is read into the place where it stays."""
-        if len(data) < HEADER.size:
+        size = len(data)
+        if size < _HEADER_BYTES:
             return None
-        magic, kind, flags, meta_len, body_len, seq = HEADER.unpack_from(data)
+        magic, kind, flags, meta_len, body_len, seq = _unpack(data)
         if magic != MAGIC or kind != _DISPATCH or meta_len or body_len > MAX_BODY_BYTES:
             return None
-        missing = HEADER.size + body_len - len(data)
-        if missing < 0 or 0 < missing < _CHUNK_BYTES:
+        missing = _HEADER_BYTES + body_len - size
+        if not missing:
+            return Work(seq, *split_dispatch(data, _HEADER_BYTES, flags))
+        if missing < _CHUNK_BYTES:  # also when there is more than this frame
             return None
-        body = data[HEADER.size :]
-        if missing:
-            body = self._read_rest(body, body_len)
-        return Frame(Kind.DISPATCH, seq, _NO_META, body, flags)
+        return Work(seq, *split_dispatch(self._read_rest(data, size + missing), _HEADER_BYTES, flags))
 
     def _read_rest(self, start: bytes, size: int) -> bytes:
         buffer = bytearray(size)
         view = memoryview(buffer)
-        view[: len(start)] = start
         filled = len(start)
+        view[:filled] = start
         while filled < size:
             try:
                 count = self._socket.recv_into(view[filled:])
@@ -120,7 +144,7 @@ class Channel:
         try:
             while not self._closed:
                 try:
-                    data = self._socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
+                    data = self._recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     break
                 except OSError:
@@ -148,7 +172,7 @@ class Channel:
         """Send a packed frame. Raises `Disconnected`."""
         with self._writing:
             try:
-                self._socket.sendall(data)
+                self._sendall(data)
             except OSError as error:
                 raise Disconnected from error
 
@@ -160,3 +184,7 @@ class Channel:
             self.send(encode(kind, seq, meta))
         except (Disconnected, ProtocolError):
             return
+
+
+def _opened(frame: Frame) -> Frame | Work:
+    return Work(frame.seq, *decode_dispatch(frame)) if frame.kind is Kind.DISPATCH else frame

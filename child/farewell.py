@@ -65,5 +65,5 @@ def _repair_output() -> None:
             except OSError:
                 setattr(sys, name, None)  # print() takes that as "nowhere"
             else:
-                stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)  # type: ignore[type-var]
+                stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
                 setattr(sys, name, stream)

@@ -45,9 +45,11 @@ def _find(name: str, app_dir: str) -> ModuleSpec | None:
 
 def _is_ours(found: ModuleSpec, root: str) -> bool:
     """Whether the application's folder is our own root: the handlers of our tests live there."""
-    return found.origin is not None and found.origin.startswith(root + "/") and PathFinder.find_spec(
-        found.name, [root]
-    ) == found
+    return (
+        found.origin is not None
+        and found.origin.startswith(root + "/")
+        and PathFinder.find_spec(found.name, [root]) == found
+    )
 
 
 def _forget(name: str) -> None:

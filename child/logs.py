@@ -19,8 +19,8 @@ _PER_S: Final = 100.0
 
 
 def logger_for(channel: Channel, seq: int, queue: str) -> logging.Logger:
-    """A logger of this message only: not in the registry of loggers, so that none of them outlives its message."""
-    logger = logging.Logger(f"pgmq_supervisor.{queue}", logging.DEBUG)
+    """A logger of this message only, not in the registry of loggers: none of them outlives its message."""
+    logger = logging.Logger(f"pgmq_supervisor.{queue}", logging.DEBUG)  # noqa: LOG001 - not in the registry on purpose
     logger.addHandler(_FrameHandler(channel, seq))
     return logger
 

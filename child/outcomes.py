@@ -113,7 +113,7 @@ def _only_leaf(error: BaseException) -> BaseException:
     for _ in range(_MAX_CHAIN):
         if not issubclass(type(error), BaseExceptionGroup):
             break
-        inner = BaseExceptionGroup.exceptions.__get__(error)  # type: ignore[attr-defined]
+        inner = BaseExceptionGroup.exceptions.__get__(error)
         if len(inner) != 1:
             break
         error = inner[0]

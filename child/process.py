@@ -13,6 +13,7 @@ import fcntl
 import os
 import resource
 import signal
+from _signal import getsignal as _getsignal  # type: ignore[import-not-found] # has no stub
 from typing import Final, NamedTuple
 
 from child.farewell import PARENT_GONE, leave_now
@@ -24,6 +25,8 @@ _UNBUFFERED: Final = 2  # _IONBF
 # Sent to whole groups by terminals and service managers. Python functions, not SIG_IGN: exec would inherit that, and
 # what a handler starts must be stoppable. As they only return, an interrupted sleep or read goes on (PEP 475).
 _SHRUGGED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Asked after each message: `signal.getsignal` makes enum members on its way, ten times the cost of the question.
+_TERM, _INT, _HUP = (int(number) for number in _SHRUGGED)
 
 
 class Ends(NamedTuple):
@@ -73,10 +76,7 @@ def shrug_at_group_signals() -> None:
 
 def shrugs() -> bool:
     """Whether they are still in place; a handler's own must not fire between messages."""
-    getsignal = signal.getsignal
-    return (
-        getsignal(signal.SIGTERM) is _shrug and getsignal(signal.SIGINT) is _shrug and getsignal(signal.SIGHUP) is _shrug
-    )
+    return _getsignal(_TERM) is _shrug and _getsignal(_INT) is _shrug and _getsignal(_HUP) is _shrug
 
 
 def prepare_stack_dump(signal_number: int, stack_fd: int) -> None:
@@ -97,7 +97,7 @@ def _park(signal_number: int) -> None:
 
 
 def raise_oom_score(wanted: int) -> None:
-    """Offer ourselves to the out-of-memory killer before the parent. Only ever raised; not being allowed is no error."""
+    """Offer ourselves to the out-of-memory killer before the parent. Only raised; not being allowed is no error."""
     try:
         with open("/proc/self/oom_score_adj", "r+b", buffering=0) as file:
             if int(file.read()) < wanted:

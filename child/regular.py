@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from child.caller import Caller
+from child.channel import Work
 from child.farewell import flush_output
 from child.message import Message
 from child.process import shrug_at_group_signals, shrugs
 from child.results import fit_result
 from shared import syncpoints
-from shared.wire.frames import HEADER, MAGIC, Frame, Kind, decode_dispatch
+from shared.wire.frames import HEADER, MAGIC, Frame, Kind, ProtocolError
 
 if TYPE_CHECKING:
     from child.channel import Channel
@@ -24,14 +25,15 @@ _STARTED: Final = int(Kind.STARTED)
 _SUCCESS: Final = int(Kind.SUCCESS)
 
 
-def make_step(channel: Channel, caller: Caller, queue: str, title: Title) -> Callable[[Frame], None]:
+def make_step(channel: Channel, caller: Caller, queue: str, title: Title) -> Callable[[Frame | Work], None]:
     """The function that serves one DISPATCH. Raises `Disconnected` and `ProtocolError`, nothing else."""
     pack, send, call = HEADER.pack, channel.send, caller.call
     hit = syncpoints.hit
 
-    def serve(frame: Frame) -> None:
-        head, headers, body = decode_dispatch(frame)
-        seq = frame.seq
+    def serve(work: Frame | Work) -> None:
+        if not isinstance(work, Work):
+            raise ProtocolError(f"unexpected {work.kind.name}")
+        seq, head, headers, body = work
         channel.begin(seq)
         hit("child.dispatch.received")
         title.show_message(head.msg_id, head.attempt)

@@ -7,7 +7,7 @@ from typing import Any
 __all__ = ["Abandon", "DeadLetter", "ImpossibleDelay", "InvalidMessage", "Retry", "Stopped", "Verdict"]
 
 
-class Verdict(Exception):  # noqa: N818 - as an exception it is a way out, not an error
+class Verdict(Exception):
     """Made by `message.retry()`, `dead_letter()` or `abandon()`. Without being returned or raised it says nothing."""
 
     def __init__(self, meta: dict[str, Any], text: str) -> None:
@@ -27,7 +27,7 @@ class Abandon(Verdict):
     """No settlement: the message comes back by itself."""
 
 
-class Stopped(Exception):  # noqa: N818 - named by the contract
+class Stopped(Exception):
     """`message.raise_if_stopped()` was called after a stop had been asked for."""
 
 

@@ -97,7 +97,9 @@ def switch_on_if_asked(process: str, environ: Mapping[str, str] = os.environ) ->
         return False
     armed = frozenset(name.strip() for name in environ.get(ARMED_VARIABLE, "").split(",") if name.strip())
     hit = _Meeting(process, path, token, armed or POINTS).hit
-    print(f"pgmq-supervisor: SYNC POINTS ARE ON in {process} {os.getpid()}: this is a test", file=sys.stderr, flush=True)
+    print(
+        f"pgmq-supervisor: SYNC POINTS ARE ON in {process} {os.getpid()}: this is a test", file=sys.stderr, flush=True
+    )
     return True
 
 

@@ -146,6 +146,7 @@ class DispatchHead(NamedTuple):
 
 
 _DISPATCH: Final = struct.Struct("!qIIqqI")
+_BODY_NULL: Final = int(Flag.BODY_NULL)  # `int & Flag` makes a member: a microsecond on the hot path
 
 
 def encode_dispatch(seq: int, head: DispatchHead, headers: bytes, body: bytes | None) -> bytes:
@@ -153,19 +154,24 @@ def encode_dispatch(seq: int, head: DispatchHead, headers: bytes, body: bytes | 
     payload_len = _DISPATCH.size + len(headers) + (0 if body is None else len(body))
     if payload_len > MAX_BODY_BYTES:
         raise ProtocolError(f"message {head.msg_id}: {payload_len} bytes is over the limit of {MAX_BODY_BYTES}")
-    flags = int(Flag.BODY_NULL) if body is None else 0
+    flags = _BODY_NULL if body is None else 0
     header = HEADER.pack(MAGIC, Kind.DISPATCH, flags, 0, payload_len, seq)
     return b"".join((header, _DISPATCH.pack(*head), headers, body or b""))
 
 
 def decode_dispatch(frame: Frame) -> tuple[DispatchHead, bytes, bytes | None]:
     """Head, headers and body of a DISPATCH frame."""
-    payload = frame.body
-    if len(payload) < _DISPATCH.size:
+    return split_dispatch(frame.body, 0, frame.flags)
+
+
+def split_dispatch(data: bytes, start: int, flags: int) -> tuple[DispatchHead, bytes, bytes | None]:
+    """The same of bytes in which the frame's body begins at `start`, for a reader that saves the copy."""
+    headers_start = start + _DISPATCH.size
+    if len(data) < headers_start:
         raise ProtocolError("DISPATCH is too short")
-    head = DispatchHead(*_DISPATCH.unpack_from(payload))
-    split = _DISPATCH.size + head.headers_len
-    if len(payload) < split:
+    head = DispatchHead._make(_DISPATCH.unpack_from(data, start))
+    split = headers_start + head.headers_len
+    if len(data) < split:
         raise ProtocolError("DISPATCH is too short for its headers")
-    body = None if frame.flags & Flag.BODY_NULL else payload[split:]
-    return head, payload[_DISPATCH.size : split], body
+    body = None if flags & _BODY_NULL else data[split:]
+    return head, data[headers_start:split], body
