@@ -127,3 +127,4 @@ class Reckoning:
     msg_id: int
     read_ct_before: int
     settlement: Retry | DeadLetter
+    extra: int = 0  # attempts that were owed already: read_ct becomes read_ct_before + 1 + extra

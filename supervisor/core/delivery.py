@@ -31,6 +31,7 @@ class Delivery:
     claimed_at: float
     fence: Fence = Fence(0, 0, 0)
     accounts: Accounts = CLEAN
+    stored: Accounts = CLEAN  # what the database has of them
     attempt: int = 1
     lease_deadline: float = 0.0
     renew_at: float = 0.0

@@ -137,7 +137,7 @@ class Judge:
         charged: bool = False,
     ) -> Verdict:
         # Headers stay as they are unless an account changed: most retries rewrite no headers.
-        text = None if accounts == delivery.accounts else accounts.to_json(self._queue.name, delivery.msg_id)
+        text = None if accounts == delivery.stored else accounts.to_json(self._queue.name, delivery.msg_id)
         return Verdict(
             Retry(delay_ms, text), "retry", reason, delay_ms, error=error, charged=charged, accounts=accounts
         )

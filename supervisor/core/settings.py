@@ -59,6 +59,7 @@ class Timing:
     throttle_s: float = 0.25  # PGMQ's notification throttle; leading edge, so read once more after it
     boot_backoff_base_s: float = 0.5
     boot_backoff_max_s: float = 30.0
+    boot_attempts: int = 3  # definite boot failures in a row before the queue is parked
     boot_intensity: int = 8  # boot failures or idle deaths ...
     boot_period_s: float = 60.0  # ... within this, and the queue is parked
     park_retry_s: float = 60.0

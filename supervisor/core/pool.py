@@ -1,0 +1,343 @@
+"""The children of one queue: slots, spares, restarts, recycling and reload.
+
+A pool keeps `concurrency + standby` processes, one a slot; at most `concurrency` of them have a message in hand, so a
+spare is nothing but a ready child that has none. Who replaces whom: recycling and reload start the successor first
+and let the old child go when the new one is READY; a death frees the slot at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+
+from supervisor.core import commands as c
+from supervisor.core import happenings as h
+from supervisor.core.child import Child
+from supervisor.core.context import Context
+from supervisor.core.restarts import Restarts
+from supervisor.core.settings import QueueSettings
+from supervisor.core.states import ChildState
+from supervisor.core.types import ChildId, DeathCause, DeathFacts, QueueName
+
+
+class Pool:
+    def __init__(self, ctx: Context, settings: QueueSettings) -> None:
+        self._ctx = ctx
+        self._settings = settings
+        self._timing = ctx.settings.timing
+        self.name = QueueName(settings.name)
+        self.size = settings.concurrency + settings.standby
+        self.children: dict[ChildId, Child] = {}
+        self.idle: deque[Child] = deque()
+        self.busy = 0  # children with a message in hand, reserved ones included
+        self.restarts = Restarts(self._timing, ctx.uniform)
+        self.generation = 0
+        self.reloading = False
+        self.reload_failed: str | None = None
+        self.killed_in_shutdown = 0
+        self.given_up: list[Child] = []  # unkillable since the queue last looked
+        self._incarnations = [0] * self.size
+        self._started = False
+
+    # --- what others ask ------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> int:
+        """Children that have a message or could take one, at most `concurrency`."""
+        able = sum(1 for child in self.children.values() if child.ready_at is not None and child.state in _ABLE)
+        return min(self._settings.concurrency, able)
+
+    @property
+    def free(self) -> int:
+        """How many messages could be dispatched now."""
+        return max(0, min(len(self.idle), self._settings.concurrency - self.busy))
+
+    @property
+    def empty(self) -> bool:
+        """No process is left that we still wait for."""
+        return not any(child.alive for child in self.children.values())
+
+    # --- slots ----------------------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> None:
+        self._started = True
+        self.fill(now)
+
+    def fill(self, now: float) -> None:
+        """Start what is missing, when restarts are allowed."""
+        if not self._started or self._ctx.draining or now < self.restarts.not_before:
+            return
+        held = {child.slot for child in self.children.values() if child.alive and child.successor_of is None}
+        for slot in range(self.size):
+            if slot not in held:
+                self._spawn(now, slot, None)
+                if self.restarts.parked is not None or self.restarts.consecutive > 0:
+                    return  # one probe at a time until a child is READY again
+
+    def _spawn(self, now: float, slot: int, successor_of: ChildId | None) -> Child:
+        incarnation = self._incarnations[slot]
+        self._incarnations[slot] += 1
+        child = Child(self._ctx.next_child(), slot, incarnation, self.generation, now, successor_of)
+        child.deadline = now + self._timing.ready_deadline_s
+        self.children[child.id] = child
+        self._ctx.tell(h.ChildStarting(self.name, child.id, slot, incarnation))
+        self._ctx.do(c.StartChild(child.id, self.name, slot, incarnation))
+        return child
+
+    # --- a child's life -------------------------------------------------------------------------------------------
+
+    def became_ready(self, child: Child, now: float, rss_kb: int) -> None:
+        if child.state is not ChildState.STARTING:
+            return  # killed while it said so
+        child.move(ChildState.IDLE)
+        child.ready_at = now
+        child.deadline = inf
+        child.tree_bytes = rss_kb * 1024
+        age = self._settings.max_child_age_s
+        # Jitter: children that started together must not retire together.
+        child.retire_at = inf if age is None else now + age * (0.8 + 0.2 * self._ctx.uniform())
+        self._ctx.tell(h.ChildBecameReady(self.name, child.id, child.slot, child.pid, now - child.spawned_at))
+        if self.restarts.succeeded():
+            self._ctx.tell(h.QueueUnparked(self.name))
+        if child.successor_of is not None:
+            old = self.children.get(child.successor_of)
+            child.successor_of = None
+            if old is not None and old.alive:
+                self.retire(old, now)
+        if self._ctx.draining or child.retiring:
+            self.retire(child, now)
+        else:
+            self.idle.append(child)
+        self.fill(now)
+        self._start_successor(now)
+        self._check_reloaded()
+
+    def reserve(self) -> Child:
+        """Take an idle child; it is RESERVED until `occupy` or `vacate`. Call only when `free` > 0."""
+        child = self.idle.popleft()
+        child.move(ChildState.RESERVED)
+        self.busy += 1
+        return child
+
+    def occupy(self, child: Child) -> None:
+        child.move(ChildState.BUSY)
+
+    def take(self) -> Child:
+        """Take an idle child and make it BUSY in one step. Call only when `free` > 0."""
+        child = self.idle.popleft()
+        child.move(ChildState.BUSY)
+        self.busy += 1
+        return child
+
+    def vacate(self, child: Child, now: float, *, finished: bool) -> None:
+        """Its hands are empty again."""
+        child.delivery = None
+        if finished:
+            child.messages += 1
+        if child.state not in (ChildState.BUSY, ChildState.RESERVED):
+            return  # a kill is under way; `ended` settles the rest
+        child.move(ChildState.IDLE)
+        self.busy -= 1
+        if child.retiring or self._ctx.draining:
+            self._send_exit(child, now)
+        elif self._used_up(child) or self._over_memory(child):
+            child.retiring = True
+            self._start_successor(now)
+        else:
+            self.idle.append(child)
+
+    def retire(self, child: Child, now: float) -> None:
+        """It takes no further message, and ends when its hands are empty."""
+        child.retiring = True
+        if child.state is ChildState.IDLE:
+            if child in self.idle:
+                self.idle.remove(child)
+            self._send_exit(child, now)
+        elif child.state is ChildState.STARTING:
+            self.kill(child, now, DeathCause.RETIRED, with_stack=False)
+
+    def _send_exit(self, child: Child, now: float) -> None:
+        child.retired = True
+        child.move(ChildState.EXITING)
+        child.deadline = now + self._timing.exit_deadline_s
+        self._ctx.do(c.SendExit(child.id))
+
+    def kill(self, child: Child, now: float, cause: DeathCause, *, with_stack: bool) -> None:
+        """Decide a kill; what is said of its end from now on is `cause`, whatever the wait status says."""
+        if child.state in (ChildState.KILLED, ChildState.UNKILLABLE, ChildState.GONE):
+            return
+        if child.state is ChildState.IDLE and child in self.idle:
+            self.idle.remove(child)
+        if child.state in (ChildState.BUSY, ChildState.RESERVED):
+            self.busy -= 1
+        child.kill_cause = cause
+        child.retired = child.retired or cause is DeathCause.RETIRED
+        child.move(ChildState.KILLED)
+        child.deadline = now + self._timing.unkillable_s
+        msg_id = child.delivery.msg_id if child.delivery is not None else None
+        self._ctx.tell(h.ChildStopping(self.name, child.id, child.pid, cause, msg_id))
+        self._ctx.do(c.KillChild(child.id, with_stack))
+
+    def ended(self, child: Child, now: float, facts: DeathFacts) -> DeathCause:
+        """The process is reaped. Returns the cause; the caller settles the message that was in its hands."""
+        cause = _cause(child, facts)
+        before = child.state
+        if before is ChildState.IDLE and child in self.idle:
+            self.idle.remove(child)
+        if before in (ChildState.BUSY, ChildState.RESERVED):
+            self.busy -= 1
+        child.move(ChildState.GONE)
+        del self.children[child.id]
+        if before is ChildState.KILLED and cause is DeathCause.SHUTDOWN:
+            self.killed_in_shutdown += 1
+        for other in self.children.values():
+            if other.successor_of == child.id:
+                other.successor_of = None  # it holds the slot now
+        self._count(child, now, cause, facts)
+        self.fill(now)
+        self._start_successor(now)
+        self._check_reloaded()
+        return cause
+
+    def _count(self, child: Child, now: float, cause: DeathCause, facts: DeathFacts) -> None:
+        """Boot failures and idle deaths count against the queue; what we asked for, or a message did, does not."""
+        if child.retired or self._ctx.draining or child.delivery is not None:
+            return
+        if child.ready_at is None:
+            self._boot_failed(child, now, child.boot_error or f"ended before it was READY: {_describe(cause, facts)}")
+        elif child.kill_cause in (None, DeathCause.PROTOCOL):
+            self._failed(child, now, f"an idle child ended: {_describe(cause, facts)}", definite=False)
+
+    def spawn_failed(self, child: Child, now: float, error: str) -> None:
+        child.move(ChildState.GONE)
+        del self.children[child.id]
+        if not self._ctx.draining:
+            self._boot_failed(child, now, f"cannot start a process: {error}")
+
+    def _boot_failed(self, child: Child, now: float, why: str) -> None:
+        if child.successor_of is not None and self.reloading:
+            self._give_up_reload(why)
+        definite = child.boot_error is not None or child.kill_cause is DeathCause.UNRESPONSIVE
+        self._failed(child, now, why, definite=definite)
+
+    def _failed(self, child: Child, now: float, why: str, *, definite: bool) -> None:
+        parked = self.restarts.parked
+        others = any(o.ready_at is not None and o.state in _ABLE for o in self.children.values())
+        delay = self.restarts.failed(now, why, definite=definite, others_ready=others)
+        self._ctx.tell(h.ChildFailedToStart(self.name, child.id, child.slot, why, delay))
+        if self.restarts.parked is not None and parked is None:
+            self._ctx.tell(h.QueueParked(self.name, why, delay))
+
+    # --- replacing ------------------------------------------------------------------------------------------------
+
+    def about_to_wear_out(self, child: Child, now: float) -> None:
+        """Called at a dispatch: the successor of a child that got its last message boots meanwhile."""
+        limit = self._settings.max_tasks_per_child
+        if limit is not None and child.messages + 1 >= limit:
+            child.retiring = True
+            self._start_successor(now)
+
+    def _start_successor(self, now: float) -> None:
+        """Never all at once: one successor at a time; the next is started when that one is READY."""
+        if self._ctx.draining or now < self.restarts.not_before:
+            return
+        followed = {child.successor_of for child in self.children.values() if child.successor_of is not None}
+        if followed:
+            return
+        for child in self.children.values():
+            if self._due(child, now):
+                self._spawn(now, child.slot, child.id)
+                return
+
+    def _due(self, child: Child, now: float) -> bool:
+        if child.state not in _ABLE:
+            return False
+        aged = child.retire_at is not None and now >= child.retire_at
+        return child.retiring or aged or child.generation < self.generation or self._used_up(child)
+
+    def _used_up(self, child: Child) -> bool:
+        limit = self._settings.max_tasks_per_child
+        return limit is not None and child.messages >= limit
+
+    def _over_memory(self, child: Child) -> bool:
+        limit = self._settings.memory_limit_bytes
+        return limit is not None and child.tree_bytes is not None and child.tree_bytes > limit
+
+    def reload(self, now: float) -> None:
+        """New code, child by child. The first new child must be READY before an old one goes."""
+        self.generation += 1
+        self.reloading = True
+        self.reload_failed = None
+        if self.restarts.parked is not None:
+            self.restarts.not_before = now  # perhaps the new code is what it waits for
+        self.fill(now)
+        self._start_successor(now)
+        self._check_reloaded()
+
+    def _give_up_reload(self, why: str) -> None:
+        self.reloading = False
+        self.reload_failed = why
+        for child in self.children.values():
+            child.generation = self.generation
+
+    def _check_reloaded(self) -> None:
+        if self.reloading and all(c_.generation == self.generation for c_ in self.children.values() if c_.alive):
+            self.reloading = False
+
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> float:
+        """Deadlines of children that have no message in hand, restarts, ages. Returns the next deadline."""
+        for child in list(self.children.values()):
+            if now < child.deadline:
+                continue
+            if child.state is ChildState.STARTING:
+                child.boot_error = child.boot_error or (
+                    f"not READY within {self._timing.ready_deadline_s:g} s: the import of the handler hangs?"
+                )
+                self.kill(child, now, DeathCause.UNRESPONSIVE, with_stack=True)
+            elif child.state is ChildState.EXITING:
+                self.kill(child, now, DeathCause.RETIRED, with_stack=False)
+            elif child.state is ChildState.KILLED:
+                self._give_up(child)
+        self.fill(now)
+        self._start_successor(now)
+        self._check_reloaded()
+        return self._next_deadline(now)
+
+    def _give_up(self, child: Child) -> None:
+        child.move(ChildState.UNKILLABLE)
+        child.deadline = inf
+        self.given_up.append(child)
+        self._ctx.tell(h.ChildUnkillable(self.name, child.id, child.pid))
+        self._ctx.do(c.AbandonChild(child.id))
+
+    def _next_deadline(self, now: float) -> float:
+        deadline = inf
+        successor = any(child.successor_of is not None for child in self.children.values())
+        for child in self.children.values():
+            if child.state in (ChildState.STARTING, ChildState.EXITING, ChildState.KILLED):
+                deadline = min(deadline, child.deadline)
+            elif child.state in _ABLE and child.retire_at is not None and not successor:
+                deadline = min(deadline, max(child.retire_at, now + 0.05))
+        if self._started and not self._ctx.draining and self.restarts.not_before > now:
+            deadline = min(deadline, self.restarts.not_before)
+        return deadline
+
+
+_ABLE = frozenset({ChildState.IDLE, ChildState.RESERVED, ChildState.BUSY})
+
+
+def _cause(child: Child, facts: DeathFacts) -> DeathCause:
+    if child.kill_cause is not None:
+        return child.kill_cause
+    if child.retired:
+        return DeathCause.RETIRED
+    if facts.oom:
+        return DeathCause.OOM
+    return DeathCause.SIGNAL if facts.signal is not None else DeathCause.EXIT
+
+
+def _describe(cause: DeathCause, facts: DeathFacts) -> str:
+    how = facts.signal or f"exit code {facts.exit_code}"
+    return f"{cause} ({how})"

@@ -1,0 +1,388 @@
+"""Regular mode: claim in batches, dispatch one message a child, renew, settle.
+
+    Claimed ──▶ WAITING ──▶ (LOADING) ──▶ DISPATCHED ──▶ RUNNING ──▶ SETTLING ──▶ ENDED
+                   │                          │             │
+                   └── given back unrun       └── its child died before the start: WAITING again
+
+The parent owns every lease and every settlement; a child knows nothing of the database.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Final
+
+from shared.pgmq.records import ClaimedRow, RenewResult, SettleResult
+from shared.wire.frames import MAX_BODY_BYTES
+from supervisor.core import commands as c
+from supervisor.core import happenings as h
+from supervisor.core.accounts import CLEAN, parse_accounts
+from supervisor.core.child import Child
+from supervisor.core.context import Context
+from supervisor.core.delivery import Delivery
+from supervisor.core.leases import Leases
+from supervisor.core.pacing import Pacing
+from supervisor.core.queue import QueueMachine
+from supervisor.core.settings import QueueSettings
+from supervisor.core.settling import Settling
+from supervisor.core.snapshot import QueueSnapshot
+from supervisor.core.states import DeliveryState
+from supervisor.core.types import ClaimId, DeathCause, DeathFacts, ErrorInfo, Outcome, OutcomeKind, StopReason
+
+_CLAIM_BYTES: Final = 16 << 20  # bodies in one result
+_MAX_SETTLING: Final = 5000
+_MAX_DISPATCH_BYTES: Final = MAX_BODY_BYTES - (1 << 16)
+
+
+class RegularQueue(QueueMachine):
+    def __init__(self, ctx: Context, settings: QueueSettings) -> None:
+        super().__init__(ctx, settings)
+        self.pacing = Pacing(self.timing.hold_ahead_s, settings.max_in_flight, settings.concurrency)
+        self.leases = Leases(ctx, self.name, settings.visibility_timeout_s, self._lost)
+        self.settling = Settling(ctx, self.name)
+        self.waiting: deque[Delivery] = deque()
+        self.loading: dict[ClaimId, Child] = {}
+        self.claiming = False
+
+    # --- claim ------------------------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> None:
+        if self.waiting:
+            self._dispatch(now)
+        if not self.claiming and self.wakeups.hungry and self.may_read and now >= self.claim_not_before:
+            self._claim(now)
+
+    def _claim(self, now: float) -> None:
+        ready = self.pool.ready
+        if ready == 0 or len(self.settling) >= _MAX_SETTLING:
+            return
+        ahead = self.pacing.ahead(ready)
+        waiting = len(self.waiting)
+        if waiting > ahead // 2:
+            return  # enough for now: claims are cheaper in batches
+        room = min(self.pool.free + ahead, self.pacing.max_in_flight - self.pool.busy) - waiting
+        budget = min(_CLAIM_BYTES, self.ctx.settings.max_held_bytes - self.ctx.held_bytes)
+        if room <= 0 or budget <= 0:
+            return
+        self.claiming = True
+        self.claims_attempted_at = now
+        limit = min(room, self.settings.claim_batch_size)
+        self.ctx.do(c.Claim(self.name, limit, self.settings.visibility_timeout_s, budget))
+
+    def claimed(self, rows: tuple[ClaimedRow, ...], asked_at: float, next_visible_s: float | None, now: float) -> None:
+        self.claiming = False
+        self.read_succeeded()
+        if rows:
+            self.wakeups.found()
+            self.ctx.tell(h.MessagesClaimed(self.name, len(rows)))
+        else:
+            self.wakeups.found_nothing(now, next_visible_s)
+            self.sooner(self.wakeups.next_deadline())
+        for row in rows:
+            self._take_in(row, asked_at, now)
+        if rows and not self.may_read:
+            self.give_back_waiting(now, "drain" if self.ctx.draining else "paused")
+        self.advance(now)
+        if self.waiting:
+            self.sooner(self._waiting_limit(self.waiting[0]))
+
+    def _take_in(self, row: ClaimedRow, asked_at: float, now: float) -> None:
+        fence = row.fence
+        accounts = CLEAN
+        if row.accounts is not None:
+            accounts = parse_accounts(row.accounts, self.name, fence.msg_id, fence.read_ct)
+        delivery = Delivery(
+            self.ctx.next_claim(),
+            DeliveryState.WAITING,
+            now,
+            fence,
+            accounts,
+            accounts,
+            accounts.attempt(fence.read_ct),
+            headers=row.headers,
+            body=row.body,
+            body_loaded=row.body_loaded,
+            body_bytes=row.body_bytes,
+            enqueued_us=row.enqueued_us,
+            visible_us=row.visible_us,
+        )
+        self.leases.claimed(delivery, asked_at, row.lease_s)
+        if delivery.attempt > self.settings.max_attempts:
+            # Delivered again and again without a verdict: it ended its supervisor each time, or its leases lapsed.
+            why = f"{fence.read_ct} deliveries, {self.settings.max_attempts} attempts allowed, and no verdict"
+            failed = Outcome(OutcomeKind.ERROR, error=ErrorInfo("AttemptsExhausted", why, ""))
+            self.settling.decide(delivery, self.judge.of_outcome(delivery, failed), now)
+            return
+        if row.body_loaded:
+            self.ctx.held_bytes += row.body_bytes
+        self.waiting.append(delivery)
+
+    def claim_failed(self, error: str, now: float) -> None:
+        self.claiming = False
+        self.read_failed(error, now)
+        self.sooner(self.claim_not_before)
+
+    # --- dispatch ---------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, now: float) -> None:
+        while self.waiting and self.pool.free:
+            delivery = self._next_waiting()
+            if now >= self._waiting_limit(delivery):
+                self._give_back(delivery, "slow", now)
+            elif delivery.body_loaded:
+                self._send(self.pool.take(), delivery, now)
+            else:
+                child = self.pool.reserve()
+                child.delivery = delivery
+                delivery.move(DeliveryState.LOADING)
+                self.loading[delivery.id] = child
+                self.ctx.do(c.FetchBody(self.name, delivery.id, delivery.fence))
+
+    def _next_waiting(self) -> Delivery:
+        delivery = self.waiting.popleft()
+        if delivery.body_loaded:
+            self.ctx.held_bytes -= delivery.body_bytes
+        return delivery
+
+    def _send(self, child: Child, delivery: Delivery, now: float) -> None:
+        """`child` is BUSY. The body is kept until the handler starts: the child may die before."""
+        child.delivery = delivery
+        delivery.move(DeliveryState.DISPATCHED)
+        delivery.dispatched_at = now
+        self.ctx.do(
+            c.Dispatch(
+                child.id,
+                delivery.id,
+                delivery.fence.msg_id,
+                delivery.attempt,
+                delivery.fence.read_ct,
+                delivery.enqueued_us,
+                self.settings.hard_timeout_s,
+                delivery.headers,
+                delivery.body,
+                delivery.lease_deadline,
+            )
+        )
+        if self.settings.max_tasks_per_child is not None:
+            self.pool.about_to_wear_out(child, now)
+            if child.retiring:
+                self.next_at = now
+        self.sooner(self.limits.at_dispatch(delivery))
+        if not self.leases.renewing:
+            self.sooner(delivery.renew_at)
+
+    def body_fetched(self, claim_id: ClaimId, found: bool, body: bytes | None, now: float) -> None:
+        child = self.loading.pop(claim_id, None)
+        if child is None or child.delivery is None or child.delivery.id != claim_id:
+            return
+        delivery = child.delivery
+        if not found:
+            self.pool.vacate(child, now, finished=False)
+            delivery.move(DeliveryState.ENDED)
+            self.ctx.tell(h.LeaseLost(self.name, delivery.msg_id, "its row is gone or not ours any more"))
+        elif body is not None and len(body) + len(delivery.headers or b"") > _MAX_DISPATCH_BYTES:
+            self.pool.vacate(child, now, finished=False)
+            too_large = ErrorInfo("MessageTooLarge", f"{len(body)} bytes; at most {_MAX_DISPATCH_BYTES} can be sent", "")
+            outcome = Outcome(OutcomeKind.INVALID_MESSAGE, error=too_large)
+            self.settling.decide(delivery, self.judge.of_outcome(delivery, outcome), now)
+        else:
+            delivery.body, delivery.body_loaded = body, True
+            self.pool.occupy(child)
+            self._send(child, delivery, now)
+        self.advance(now)
+
+    def body_fetch_failed(self, claim_id: ClaimId, now: float) -> None:
+        child = self.loading.pop(claim_id, None)
+        if child is None or child.delivery is None or child.delivery.id != claim_id:
+            return
+        delivery = child.delivery
+        self.pool.vacate(child, now, finished=False)
+        self.settling.decide(delivery, self.judge.refund(delivery, "not_started", delay_ms=1000), now)
+        self.advance(now)
+
+    def started(self, child: Child, claim_id: ClaimId, now: float) -> None:
+        delivery = child.delivery
+        if delivery is None or delivery.id != claim_id or delivery.state is not DeliveryState.DISPATCHED:
+            return
+        delivery.move(DeliveryState.RUNNING)
+        delivery.started_at = now
+        delivery.body = delivery.headers = None
+        wait_s = max(0.0, delivery.fence.read_at_us - delivery.visible_us) / 1e6 + (now - delivery.claimed_at)
+        self.ctx.tell(
+            h.MessageStartedRunning(self.name, delivery.fence.msg_id, delivery.attempt, child.id, child.pid, wait_s)
+        )
+        self.sooner(self.limits.at_start(delivery))
+
+    # --- results ----------------------------------------------------------------------------------------------------
+
+    def finished(self, child: Child, claim_id: ClaimId, outcome: Outcome, now: float) -> None:
+        """A whole result counts, also when its child is being killed at this moment."""
+        delivery = child.delivery
+        if delivery is None or delivery.id != claim_id:
+            return
+        if delivery.state is DeliveryState.DISPATCHED:
+            self.started(child, claim_id, now)
+        delivery.finished_at = now
+        self.pacing.measured(now - delivery.dispatched_at)
+        self.pool.vacate(child, now, finished=True)
+        if child.retiring or self.ctx.draining:
+            self.next_at = now
+        if delivery.fence_lost:
+            delivery.move(DeliveryState.ENDED)
+        elif self.ctx.acks_off:
+            self.settling.decide(delivery, self.judge.refund(delivery, "shutdown"), now)
+        elif now >= delivery.lease_deadline:
+            # Nothing but a refund can pass the guard now; it does if nobody has claimed the message since.
+            self.ctx.tell(h.LeaseLost(self.name, delivery.msg_id, "its lease ran out before its result came"))
+            self.settling.decide(delivery, self.judge.refund(delivery, "lease_lost"), now)
+        else:
+            self.settling.decide(delivery, self.judge.of_outcome(delivery, outcome), now)
+        self.advance(now)
+
+    def settled(self, results: tuple[SettleResult, ...], now: float) -> None:
+        self.settling.settled(results, now)
+        self.sooner(self.settling.tick(now))
+        self.advance(now)
+
+    # --- leases -----------------------------------------------------------------------------------------------------
+
+    def renewed(self, results: tuple[RenewResult, ...], asked_at: float, now: float) -> None:
+        self.leases.renewed(self.pool.children.values(), results, asked_at, now)
+        self.next_at = now
+
+    def renew_failed(self, error: str, now: float) -> None:
+        self.leases.failed(self.pool.children.values(), error, now)
+        self.next_at = now
+
+    def _lost(self, child: Child, delivery: Delivery, now: float) -> None:
+        """Somebody else owns it: nothing of ours may touch it, and its handler must end."""
+        if delivery.state is DeliveryState.LOADING:
+            self.loading.pop(delivery.id, None)
+            self.pool.vacate(child, now, finished=False)
+            delivery.move(DeliveryState.ENDED)
+        else:
+            self.limits.stop(child, delivery, StopReason.LEASE_LOST, now)
+
+    def _waiting_limit(self, delivery: Delivery) -> float:
+        """How long it may wait: to its first renewal, and never longer than the hold limit."""
+        return min(delivery.renew_at, delivery.claimed_at + self.timing.hold_limit_s)
+
+    def give_back_waiting(self, now: float, reason: str) -> None:
+        while self.waiting:
+            self._give_back(self._next_waiting(), reason, now)
+
+    def _give_back(self, delivery: Delivery, reason: str, now: float) -> None:
+        self.settling.decide(delivery, self.judge.refund(delivery, reason), now)
+
+    # --- deaths -----------------------------------------------------------------------------------------------------
+
+    def died(self, child: Child, facts: DeathFacts, now: float) -> None:
+        """Failure model: 'child dies'. Charged to the one message in its hands, or to none."""
+        delivery = child.delivery
+        cause = self.pool.ended(child, now, facts)
+        self.next_at = now
+        if delivery is None:
+            self.tell_ended(child, cause, facts, None, None)
+            return
+        child.delivery = None
+        self.loading.pop(delivery.id, None)
+        if delivery.state in (DeliveryState.LOADING, DeliveryState.DISPATCHED):
+            self._died_before_start(child, delivery, cause, facts, now)
+            return
+        delivery.finished_at = now
+        if delivery.fence_lost:
+            delivery.move(DeliveryState.ENDED)
+            self.tell_ended(child, cause, facts, delivery, None)
+            return
+        if self.ctx.acks_off:
+            verdict = self.judge.refund(delivery, "shutdown")
+        else:
+            verdict = self.judge.of_death(delivery, cause, facts)
+        if cause is DeathCause.LEASE_LOST:
+            self.ctx.tell(h.LeaseLost(self.name, delivery.msg_id, "its lease ran out before it could be renewed"))
+        self.tell_ended(child, cause, facts, delivery, verdict)
+        self.settling.decide(delivery, verdict, now)
+
+    def _died_before_start(
+        self, child: Child, delivery: Delivery, cause: DeathCause, facts: DeathFacts, now: float
+    ) -> None:
+        """Not its fault: to another child, uncharged, but not for ever."""
+        early = delivery.accounts.early + 1
+        if delivery.fence_lost:
+            delivery.move(DeliveryState.ENDED)
+            self.tell_ended(child, cause, facts, delivery, None)
+        elif self.ctx.draining or cause is DeathCause.LEASE_LOST:
+            self.tell_ended(child, cause, facts, delivery, None)
+            self._give_back(delivery, "not_started", now)
+        elif early <= self.settings.max_deaths or cause is DeathCause.UNRESPONSIVE:
+            delivery.accounts = replace(delivery.accounts, early=early)
+            self.tell_ended(child, cause, facts, delivery, None)
+            if early > self.settings.max_deaths:
+                self.settling.decide(delivery, self.judge.refund(delivery, "not_started", delay_ms=5000), now)
+            else:
+                delivery.move(DeliveryState.WAITING)
+                self.waiting.appendleft(delivery)
+                if delivery.body_loaded:
+                    self.ctx.held_bytes += delivery.body_bytes
+        else:
+            verdict = self.judge.of_death(delivery, cause, facts)
+            self.tell_ended(child, cause, facts, delivery, verdict)
+            self.settling.decide(delivery, verdict, now)
+
+    def unkillable(self, child: Child, now: float) -> None:
+        """Killed and still there: its lease must lapse, since it may still work."""
+        delivery = child.delivery
+        if delivery is None:
+            return
+        child.delivery = None
+        self.loading.pop(delivery.id, None)
+        delivery.move(DeliveryState.ENDED)
+        self.ctx.tell(h.SettlementLapsed(self.name, delivery.msg_id, "none", "its child cannot be killed"))
+
+    # --- time and views ---------------------------------------------------------------------------------------------
+
+    def tick_mode(self, now: float) -> None:
+        if self.waiting and now >= self._waiting_limit(self.waiting[0]):
+            self._turned_slow(now)
+        if self.waiting:
+            self.sooner(self._waiting_limit(self.waiting[0]))
+        for claim_id, child in list(self.loading.items()):
+            if child.delivery is not None and now >= child.delivery.lease_deadline - 0.05:
+                self.body_fetch_failed(claim_id, now)
+        self.sooner(self.leases.tick(self.pool.children.values(), now))
+        self.sooner(self.settling.tick(now))
+
+    def _turned_slow(self, now: float) -> None:
+        """Work turned slow: what waits starves other hosts, so it goes back, and less is held from now on."""
+        self.pacing.turned_slow(self.timing.hold_limit_s)
+        self.give_back_waiting(now, "slow")
+
+    def cancel(self, msg_id: int, now: float) -> bool:
+        for delivery in self.waiting:
+            if delivery.msg_id == msg_id:
+                self.waiting.remove(delivery)
+                if delivery.body_loaded:
+                    self.ctx.held_bytes -= delivery.body_bytes
+                delivery.stop_reason = StopReason.CANCELLED
+                stopped = Outcome(OutcomeKind.STOPPED)
+                self.settling.decide(delivery, self.judge.of_outcome(delivery, stopped), now)
+                return True
+        return super().cancel(msg_id, now)
+
+    @property
+    def open_work(self) -> int:
+        return len(self.waiting) + len(self.settling) + self.pool.busy
+
+    def held(self) -> list[Delivery]:
+        return [*self.waiting, *(d for ch in self.pool.children.values() if (d := ch.delivery) is not None)]
+
+    def snapshot(self, now: float) -> QueueSnapshot:
+        return self._snapshot(
+            now,
+            waiting=len(self.waiting),
+            settling=len(self.settling),
+            owed=0,
+            overdue=self.leases.overdue(self.pool.children.values(), now),
+            estimate=self.pacing.estimate_s,
+        )
