@@ -1,0 +1,216 @@
+"""One child's socket: bytes in become events, frames go out, and neither direction ever blocks the loop.
+
+The two frames of a message that just succeeds carry nothing but their header and are recognised without a decoder;
+everything else goes through `Decoder` and `Conversation`. After the first breach of the protocol nothing more is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from shared.wire.frames import HEADER, MAGIC, MAX_BODY_BYTES, MAX_META_BYTES, Decoder, Frame, Kind, ProtocolError
+from supervisor.core.events import Event, MessageFinished, MessageStarted, ProtocolBroken
+from supervisor.core.types import SUCCESS, ChildId, ClaimId
+from supervisor.processes.conversation import Conversation, LogLine, State
+
+_CHUNK_BYTES: Final = 64 << 10
+_MAX_PENDING_OUT_BYTES: Final = MAX_BODY_BYTES + (16 << 20)  # one message at a time, and room for small frames
+_MAX_PENDING_IN_BYTES: Final = 2 * MAX_META_BYTES
+_MAX_LAST_WORDS_BYTES: Final = 16 << 20
+_EOF_PATIENCE_S: Final = 0.2  # a dying process closes its socket a moment before its pidfd says so
+_BARE: Final = struct.Struct("!BB10sQ")  # a header that is a whole frame: no flags, no meta, no body
+_NOTHING: Final = bytes(10)
+_STARTED: Final = int(Kind.STARTED)
+_SUCCESS: Final = int(Kind.SUCCESS)
+_buffer = bytearray(_CHUNK_BYTES)  # shared: one thread, and nothing in it outlives a callback
+_view = memoryview(_buffer)
+
+
+class Channel:
+    """Talks with one child. `before_result` runs before a result is told: the output until then is its message's."""
+
+    def __init__(
+        self,
+        *,
+        child: ChildId,
+        sock: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        post: Callable[[Event], None],
+        on_log: Callable[[ChildId, ClaimId | None, str, str], None],
+        before_result: Callable[[], None],
+        on_ready: Callable[[], None],
+    ) -> None:
+        """Start reading. The socket must be non-blocking; it is closed with the channel."""
+        self.talk = Conversation(child)
+        self.ending = False  # an end was asked for: a closed socket is no breach
+        self._child = child
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._loop = loop
+        self._post = post
+        self._on_log = on_log
+        self._before_result = before_result
+        self._on_ready = on_ready
+        self._decoder = Decoder()
+        self._pending: deque[memoryview] = deque()
+        self._pending_bytes = 0
+        self._reading = True
+        self._closed = False
+        loop.add_reader(self._fd, self._on_readable)
+
+    # --- out ----------------------------------------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        """Send now what the socket takes and the rest when it takes more. A dead peer is its pidfd's business."""
+        if self._closed:
+            return
+        sent = 0
+        if not self._pending:
+            try:
+                sent = self._sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                return
+            if sent == len(data):
+                return
+        self._pending_bytes += len(data) - sent
+        if self._pending_bytes > _MAX_PENDING_OUT_BYTES:
+            self._break(f"{self._pending_bytes} bytes wait to be read by the child")
+            return
+        if not self._pending:
+            self._loop.add_writer(self._fd, self._on_writable)
+        self._pending.append(memoryview(data)[sent:])
+
+    def _on_writable(self) -> None:
+        try:
+            head = self._pending[0]
+            sent = self._sock.send(head)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._drop_pending()
+            return
+        self._pending_bytes -= sent
+        if sent < len(head):
+            self._pending[0] = head[sent:]
+            return
+        self._pending.popleft()
+        if not self._pending:
+            self._loop.remove_writer(self._fd)
+
+    def _drop_pending(self) -> None:
+        if self._pending:
+            self._pending.clear()
+            self._pending_bytes = 0
+            self._loop.remove_writer(self._fd)
+
+    # --- in -----------------------------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        try:
+            count = self._sock.recv_into(_buffer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            count = 0
+        if count == 0:
+            self._stop_reading()
+            self._loop.call_later(_EOF_PATIENCE_S, self._judge_silence)
+        elif not (count <= 2 * HEADER.size and self._take_bare(count)):
+            self._take(bytes(_view[:count]))
+
+    def _take_bare(self, count: int) -> bool:
+        """Read STARTED and SUCCESS where they are all that came. False: nothing was taken, decode as usual."""
+        if self._decoder.pending_bytes:
+            return False
+        talk = self.talk
+        state, claim_id = talk.state, talk.claim_id
+        for offset in range(0, count, 20):
+            if count - offset < 20:
+                return False
+            magic, kind, nothing, seq = _BARE.unpack_from(_buffer, offset)
+            if magic != MAGIC or nothing != _NOTHING or seq != claim_id:
+                return False
+            if kind == _STARTED and state is State.HANDED:
+                state = State.RUNNING
+            elif kind == _SUCCESS and state is State.RUNNING:
+                state = State.IDLE
+            else:
+                return False
+        if claim_id is None:
+            return False
+        if talk.state is State.HANDED:
+            self._post(MessageStarted(self._child, claim_id))
+        talk.state = state
+        if state is State.IDLE:
+            self._before_result()
+            talk.claim_id = None
+            self._post(MessageFinished(self._child, claim_id, SUCCESS))
+        return True
+
+    def _take(self, data: bytes) -> None:
+        try:
+            frames = self._decoder.feed(data)
+            if self._decoder.pending_bytes > _MAX_PENDING_IN_BYTES:
+                raise ProtocolError("a frame over the limit")
+            for frame in frames:
+                self._take_frame(frame)
+        except ProtocolError as error:
+            self._break(str(error))
+
+    def _take_frame(self, frame: Frame) -> None:
+        had_claim = self.talk.claim_id
+        said = self.talk.take(frame)
+        if isinstance(said, LogLine):
+            self._on_log(self._child, said.claim_id, said.level, said.text)
+        elif said is not None:
+            if had_claim is not None and self.talk.claim_id is None:
+                self._before_result()
+            elif frame.kind is Kind.READY:
+                self._on_ready()
+            self._post(said)
+
+    def drain(self) -> None:
+        """The process has ended: take what it had written; frames that are whole count, the rest is dropped."""
+        left = _MAX_LAST_WORDS_BYTES
+        while self._reading and left > 0:
+            try:
+                data = self._sock.recv(_CHUNK_BYTES)
+            except OSError:
+                break
+            if not data:
+                break
+            left -= len(data)
+            self._take(data)
+        self.close()
+
+    # --- end ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop both directions and close the socket. May be called again."""
+        if self._closed:
+            return
+        self._stop_reading()
+        self._drop_pending()
+        self._closed = True
+        self._sock.close()
+
+    def _judge_silence(self) -> None:
+        if not self._closed and not self.ending:
+            self._post(ProtocolBroken(self._child, "it closed its socket and goes on"))
+
+    def _break(self, why: str) -> None:
+        self._stop_reading()
+        self._drop_pending()
+        self._post(ProtocolBroken(self._child, why))
+
+    def _stop_reading(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)

@@ -1,0 +1,102 @@
+"""Start one process: exec of a fresh interpreter with a private socket, a stack memfd and its own process group.
+
+Never fork without exec, and only from the main thread: the child's PDEATHSIG fires when the *thread* that spawned it
+ends. `Launcher` is the seam for another way to start children.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from supervisor.processes import marks
+
+PACKAGE_ROOT: Final = Path(__file__).resolve().parents[2]
+CHILD_MAIN: Final = PACKAGE_ROOT / "child" / "__main__.py"
+
+
+@dataclass(slots=True, kw_only=True)
+class Launched:
+    """A process and our ends of what connects us with it. The owner closes them."""
+
+    process: subprocess.Popen[bytes]
+    pid: int
+    pidfd: int
+    sock: socket.socket
+    output_fd: int | None  # None: inherited
+    stack_fd: int
+
+
+class Launcher(Protocol):
+    """Starts children."""
+
+    def launch(self, *, queue: str, mark: str, capture: bool) -> Launched:
+        """Start a process. Raises `OSError` when the system cannot; nothing is left open then."""
+        ...
+
+
+class PopenLauncher:
+    """`subprocess.Popen` of `child/__main__.py`, or of another program that speaks the protocol."""
+
+    def __init__(self, *, child_main: Path = CHILD_MAIN, interpreter: str = sys.executable) -> None:
+        """Keep the program; nothing is started."""
+        self._child_main = child_main
+        self._interpreter = interpreter
+
+    def launch(self, *, queue: str, mark: str, capture: bool) -> Launched:
+        """See `Launcher.launch`."""
+        with ExitStack() as undo, ExitStack() as child_ends:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            undo.callback(ours.close)
+            child_ends.callback(theirs.close)
+            ours.setblocking(False)
+            stack_fd = os.memfd_create("pgmq-supervisor-stack", os.MFD_CLOEXEC)
+            undo.callback(os.close, stack_fd)
+            fcntl.fcntl(stack_fd, fcntl.F_SETFL, os.O_APPEND)  # we truncate; what comes later must go to the new end
+            output_fd: int | None = None
+            output_end: int | None = None
+            if capture:
+                output_fd, output_end = os.pipe2(os.O_CLOEXEC)
+                undo.callback(os.close, output_fd)
+                child_ends.callback(os.close, output_end)
+                os.set_blocking(output_fd, False)
+            process = subprocess.Popen(
+                [
+                    self._interpreter,
+                    "-u",
+                    "-P",
+                    str(self._child_main),
+                    str(theirs.fileno()),
+                    str(stack_fd),
+                    str(os.getpid()),
+                    queue,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output_end,
+                stderr=output_end,
+                close_fds=True,
+                pass_fds=(theirs.fileno(), stack_fd),
+                process_group=0,
+                env={**os.environ, "SPT_NOENV": "1", marks.VARIABLE: mark},
+            )
+            pidfd = self._open_pidfd(process)
+            undo.pop_all()
+        return Launched(
+            process=process, pid=process.pid, pidfd=pidfd, sock=ours, output_fd=output_fd, stack_fd=stack_fd
+        )
+
+    @staticmethod
+    def _open_pidfd(process: subprocess.Popen[bytes]) -> int:
+        try:
+            return os.pidfd_open(process.pid)
+        except OSError:  # out of descriptors: it cannot be watched, so it must not live
+            process.kill()
+            process.wait()
+            raise

@@ -1,0 +1,208 @@
+"""Find and kill what handlers left behind, and reap whatever was adopted.
+
+The supervisor is a subreaper: an orphan below it becomes its direct child. So a direct child that nobody here started
+is an escapee (setsid, double fork, nohup) or its zombie, and looking at the direct children again and again finds every
+descendant of a dead process without a search of /proc. Whose it was:
+
+1. the mark in its environment, inherited over fork and exec;
+2. else its process group or session, when that is a child of ours;
+3. else what was seen below a child before (a tree is remembered on a timer and before a kill);
+4. else, for a process that cleared its environment: only our children have this oom_score_adj. Such a stray is killed
+   when no message that was running at its start is running any more.
+
+What has none of these is not from a handler (a server that this supervisor started, a stranger adopted as PID 1): it is
+left alone while it lives, and reaped when it is a zombie that nobody else wants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from supervisor.processes import marks, procfs
+from supervisor.processes.killing import kill_exactly
+
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_UNWANTED_AFTER_S: Final = 1.0  # somebody in this process may want the status of a zombie that we do not know
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Which child a process comes from. `child` None: of a handler of an unknown child; all None: a stranger."""
+
+    child: int | None = None
+    stray: bool = False
+    mark: marks.Mark | None = None
+
+
+_STRANGER: Final = Origin()
+_STRAY: Final = Origin(stray=True)
+
+
+class Sweeper:
+    """Knows the direct children that are not in the table."""
+
+    def __init__(
+        self,
+        *,
+        owner: str,
+        clock: Callable[[], float],
+        leader_of: Callable[[int], int | None],
+        is_own: Callable[[int], bool],
+        child_oom_score_adj: Iterable[int],
+    ) -> None:
+        """`leader_of`: pid to child id; `is_own`: a process that somebody in this supervisor waits for itself."""
+        self._owner = owner
+        self._clock = clock
+        self._leader_of = leader_of
+        self._is_own = is_own
+        self._pid = os.getpid()
+        self._namespace = procfs.pid_namespace()
+        self._adjs = frozenset(child_oom_score_adj) - {procfs.read_oom_score_adj(self._pid)}
+        self._origins: dict[tuple[int, int], Origin] = {}
+        self._zombies: dict[tuple[int, int], float] = {}
+        self.killed: Counter[int] = Counter()  # by child id, until somebody takes the number
+
+    def remember_tree(self, child: int, pid: int) -> None:
+        """Note what is below a child now: after its death a process without a mark could not be told from others."""
+        for descendant in procfs.read_descendants(pid):
+            stat = procfs.read_stat(descendant)
+            if stat is not None:
+                self._origins[descendant, stat.start_ticks] = Origin(child=child)
+
+    def sweep_child(self, child: int, *, may_be_in_use: Callable[[float], bool]) -> int:
+        """Kill all that a dead child left. Returns how much was found; call again until that is 0."""
+        found = 0
+        for pid, stat in self._escapees():
+            origin = self._origin(pid, stat)
+            if origin.child == child or (origin.stray and not may_be_in_use(stat.started_at)):
+                found += 1
+                self._end(pid, stat, child)
+        return found
+
+    def sweep_orphans(
+        self,
+        *,
+        is_live: Callable[[int], bool],
+        outlived: Callable[[int, float], bool],
+        may_be_in_use: Callable[[float], bool],
+    ) -> int:
+        """Kill orphans that outlived their message or their child, reap zombies. Returns how much was ended."""
+        ended = 0
+        seen: set[tuple[int, int]] = set()
+        for pid, stat in self._escapees():
+            key = (pid, stat.start_ticks)
+            seen.add(key)
+            origin = self._origin(pid, stat)
+            child = origin.child
+            if child is not None:
+                over = not is_live(child) or outlived(child, stat.started_at)
+            elif origin.mark is not None:
+                over = marks.owner_is_dead(origin.mark, self._namespace)
+            else:
+                over = origin.stray and not may_be_in_use(stat.started_at)
+            if over or (not stat.alive and self._unwanted(key, origin)):
+                ended += 1
+                self._end(pid, stat, child)
+        self._zombies = {key: since for key, since in self._zombies.items() if key in seen}
+        return ended
+
+    def forget_gone(self) -> None:
+        """Drop what was remembered of processes that are gone."""
+        self._origins = {
+            (pid, ticks): origin
+            for (pid, ticks), origin in self._origins.items()
+            if (stat := procfs.read_stat(pid)) is not None and stat.start_ticks == ticks
+        }
+
+    def orphans_of(self, child: int) -> list[int]:
+        """Living orphans that come from a child; part of its memory."""
+        return [pid for pid, stat in self._escapees() if stat.alive and self._origin(pid, stat).child == child]
+
+    def _escapees(self) -> Iterable[tuple[int, procfs.Stat]]:
+        for pid in procfs.read_children(self._pid):
+            if self._leader_of(pid) is None and not self._is_own(pid):
+                stat = procfs.read_stat(pid)
+                if stat is not None and stat.ppid == self._pid:
+                    yield pid, stat
+
+    def _origin(self, pid: int, stat: procfs.Stat) -> Origin:
+        key = (pid, stat.start_ticks)
+        known = self._origins.get(key)
+        if known is None:
+            known = self._find_origin(pid, stat)
+            self._origins[key] = known
+        return known
+
+    def _find_origin(self, pid: int, stat: procfs.Stat) -> Origin:
+        mark = marks.read(pid)
+        if mark is not None and mark.owner == self._owner:
+            return Origin(child=mark.child)
+        child = self._leader_of(stat.pgrp)
+        if child is None:
+            child = self._leader_of(stat.session)
+        if child is not None:
+            return Origin(child=child)
+        if mark is not None:
+            return Origin(mark=mark)
+        return _STRAY if procfs.read_oom_score_adj(pid) in self._adjs else _STRANGER
+
+    def _unwanted(self, key: tuple[int, int], origin: Origin) -> bool:
+        if origin != _STRANGER:
+            return True
+        now = self._clock()
+        return now - self._zombies.setdefault(key, now) >= _UNWANTED_AFTER_S
+
+    def _end(self, pid: int, stat: procfs.Stat, child: int | None) -> None:
+        if stat.alive:
+            self._kill_tree(pid, child)
+        self._reap(pid, stat, child)
+
+    def _kill_tree(self, pid: int, child: int | None) -> None:
+        """Kill an orphan and what is below it. Parents first, so that nobody is there to start another."""
+        origin = Origin(child=child)
+        below = [(other, stat) for other in procfs.read_descendants(pid) if (stat := procfs.read_stat(other))]
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)  # a direct child that only we reap: the number is surely its own
+        for other, stat in below:
+            if child is not None:
+                self._origins[other, stat.start_ticks] = origin
+            kill_exactly(other, stat.start_ticks)
+
+    def _reap(self, pid: int, stat: procfs.Stat, child: int | None) -> None:
+        try:
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if reaped:
+            self._origins.pop((pid, stat.start_ticks), None)
+            if child is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+                self.killed[child] += 1
+
+
+def kill_left_overs_of_the_dead(namespace: int) -> int:
+    """Kill processes of this user whose mark names a supervisor that is gone. Returns how many; again until 0."""
+    found = 0
+    me, own_uid = os.getpid(), os.geteuid()
+    for pid in procfs.all_pids():
+        try:
+            if pid == me or os.stat(f"/proc/{pid}").st_uid != own_uid:
+                continue
+        except OSError:
+            continue
+        stat = procfs.read_stat(pid)
+        mark = marks.read(pid) if stat is not None and stat.alive else None
+        if stat is not None and mark is not None and marks.owner_is_dead(mark, namespace):
+            found += kill_exactly(pid, stat.start_ticks)
+    return found
+
+
+def become_subreaper() -> None:
+    """Adopt orphans below us (PR_SET_CHILD_SUBREAPER, Linux 3.4)."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
