@@ -16,8 +16,12 @@ SEED ?=
 RUNS ?=
 ARGS ?=
 
-# The stamp names the folder that it was made in: a checkout that was moved or copied has to be installed again.
-INSTALLED_HERE := $(shell [ -f $(STAMP) ] && [ "$$(cat $(STAMP))" = "$$(pwd -P)" ] && $(PY) -c "" 2>/dev/null && echo yes)
+# The stamp names the folder that it was made in: a checkout that was moved or copied has to be installed again, and so
+# has one for which another PYTHON is asked for.
+VERSION := -c 'import sys; print(sys.version_info[:2])'
+INSTALLED_HERE := $(shell [ -f $(STAMP) ] && [ "$$(cat $(STAMP))" = "$$(pwd -P)" ] && \
+	version=$$($(PY) $(VERSION) 2>/dev/null) && \
+	{ [ -z "$(PYTHON)" ] || [ "$$("$(PYTHON)" $(VERSION) 2>/dev/null)" = "$$version" ]; } && echo yes)
 ifneq ($(INSTALLED_HERE),yes)
 $(STAMP): always
 endif
