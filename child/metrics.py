@@ -1,7 +1,8 @@
 """A handler's own Prometheus metrics, written to files that the parent adds up. Costs nothing without them.
 
-`keep_metrics_apart` only leaves a note for the import system: when the handler imports prometheus_client, the class behind every
-counter, gauge and histogram is replaced by one that keeps its number in a mapped file, before any metric can be made.
+`keep_metrics_apart` only leaves a note for the import system: when the handler imports prometheus_client, the class
+behind every counter, gauge and histogram is replaced by one that keeps its number in a mapped file, before any metric
+can be made.
 prometheus_client is never imported for its own sake, no environment variable is set (a program that the handler starts
 would inherit it, and write files of its own), and a forked copy of this process counts in its own memory only.
 """

@@ -77,7 +77,7 @@ CATALOGUE: Final[dict[type, Entry]] = {
 }
 
 # Events that the log writes by itself, without a happening.
-OTHER_EVENTS: Final = ("boot", "child.output", "child.log", "status", "log.suppressed", "library")
+OTHER_EVENTS: Final = ("boot", "boot.queue", "child.output", "child.log", "status", "log.suppressed", "library")
 
 HAPPENINGS: Final[tuple[type, ...]] = get_args(h.Happening)
 

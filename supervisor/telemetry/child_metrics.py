@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -31,11 +32,12 @@ Entries = dict[str, tuple[float, float]]
 
 
 class ChildMetrics(Collector):
-    """One folder of one run. `collect` may run on any thread, one at a time; the rest belongs to the loop's thread."""
+    """One folder of one run. `collect` may run on any thread."""
 
     def __init__(self, base: Path, *, on_skipped: Callable[[str, str], None]) -> None:
         """Make the folder inside `base`, remove those of runs that are over. `on_skipped(file, why)`: unreadable."""
         self._on_skipped = on_skipped
+        self._guard = threading.Lock()
         self._taken: dict[int, int] = {}  # child → identity
         self._last_good: dict[str, Entries] = {}
         remove_folders_of_the_dead(base)
@@ -48,8 +50,12 @@ class ChildMetrics(Collector):
         taken = set(self._taken.values())
         identity = next(number for number in range(len(taken) + 1) if number not in taken)
         self._taken[child] = identity
-        for file in self._files_of(identity):
-            self._read(file)  # what is corrupt is put aside now: the new process would stumble over it
+        with self._guard:
+            for file in self._files_of(identity):
+                try:
+                    self._read(file)
+                except CorruptFileError as error:
+                    self._put_aside(file, str(error))  # or the new process would stumble over it
         return str(identity)
 
     def release(self, child: int) -> None:
@@ -57,24 +63,32 @@ class ChildMetrics(Collector):
         identity = self._taken.pop(child, None)
         if identity is None:
             return
-        for file in self._files_of(identity):
-            if file.name.startswith("gauge_live"):
-                file.unlink(missing_ok=True)
-                self._last_good.pop(file.name, None)
+        with self._guard:
+            for file in self._files_of(identity):
+                if file.name.startswith("gauge_live"):
+                    file.unlink(missing_ok=True)
+                    self._last_good.pop(file.name, None)
 
     def collect(self) -> Iterable[Metric]:
         """Add all files up. Unreadable ones are skipped; names of ours are not theirs to use."""
+        with self._guard:
+            total = self._sum()
+            if total is None:  # something was put aside and its numbers lie elsewhere now
+                total = self._sum() or Sum()
+        return [metric for metric in total.metrics() if not metric.name.startswith(PREFIX)]
+
+    def _sum(self) -> Sum | None:
+        """Add all files up; None when one of them had to be put aside."""
         total = Sum()
+        complete = True
         for file in self._files():
-            entries = self._read(file)
-            if entries is None:
-                continue
             kind, mode, _ = split_name(file.name)
             try:
-                total.add(kind, mode, entries)
+                total.add(kind, mode, self._read(file))
             except CorruptFileError as error:
                 self._put_aside(file, str(error))
-        return [metric for metric in total.metrics() if not metric.name.startswith(PREFIX)]
+                complete = False
+        return total if complete else None
 
     def close(self) -> None:
         """Remove the folder."""
@@ -93,25 +107,24 @@ class ChildMetrics(Collector):
     def _files_of(self, identity: int) -> list[Path]:
         return [file for file in self._files() if split_name(file.name)[2] == str(identity)]
 
-    def _read(self, file: Path) -> Entries | None:
-        """Read one file and remember it, or put it aside."""
+    def _read(self, file: Path) -> Entries:
+        """Read one file and remember it. Raises `CorruptFileError`."""
         try:
             entries = read_entries(file)
         except FileNotFoundError:
-            return None
+            return {}
         except OSError as error:
-            self._on_skipped(file.name, str(error.strerror))
-            return None
-        except CorruptFileError as error:
-            self._put_aside(file, str(error))
-            return None
+            raise CorruptFileError(error.strerror or "cannot be read") from error
         self._last_good[file.name] = entries
         return entries
 
     def _put_aside(self, file: Path, why: str) -> None:
         """Remove an unreadable file; what was read from it last goes on to count, so that no counter falls."""
         self._on_skipped(file.name, why)
-        file.unlink(missing_ok=True)
+        try:
+            file.unlink(missing_ok=True)
+        except OSError:
+            shutil.rmtree(file, ignore_errors=True)  # a folder of that name
         entries = self._last_good.pop(file.name, None)
         kind, _, identity = split_name(file.name)
         if not entries or kind == "gauge" or identity == _KEPT:

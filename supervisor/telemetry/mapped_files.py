@@ -91,7 +91,10 @@ class Sum:
     def metrics(self) -> Iterable[Metric]:
         """Return what was added up as families for the exposition."""
         for name, family in self._families.items():
-            metric = Metric(name, family.help, family.kind)
+            try:
+                metric = Metric(name, family.help, family.kind)
+            except ValueError:
+                continue  # no name that Prometheus takes
             if family.kind == "histogram":
                 _add_histogram(metric, family)
             else:
@@ -132,10 +135,11 @@ def _combined(mode: str, have: tuple[float, float], new: tuple[float, float]) ->
 def _add_histogram(metric: Metric, family: _Family) -> None:
     """Buckets lie in the files one by one; the wire format wants each to contain those below it."""
     buckets: dict[Labels, list[tuple[float, str, float]]] = {}
+    sums: list[tuple[str, Labels, float]] = []
     for (sample, labels), (value, _) in family.samples.items():
         bound = next((text for name, text in labels if name == "le"), None)
         if bound is None:
-            metric.add_sample(sample, dict(labels), value)
+            sums.append((sample, labels, value))
             continue
         try:
             number = float(bound)
@@ -149,3 +153,6 @@ def _add_histogram(metric: Metric, family: _Family) -> None:
             below += value
             metric.add_sample(f"{metric.name}_bucket", {**dict(others), "le": bound}, below)
         metric.add_sample(f"{metric.name}_count", dict(others), below)
+        for sample, labels, value in sums:
+            if labels == others:
+                metric.add_sample(sample, dict(labels), value)
