@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from shared.sizes import format_size
 from supervisor.config import Config
 
-__all__ = ["HandlerReport", "Verdict", "try_handlers"]
+__all__ = ["HandlerReport", "Verdict", "memory_complaints", "try_handlers"]
 
 _CHILD = Path(__file__).resolve().parents[2] / "child" / "__main__.py"
 _RESULT_LIMIT = 1 << 20
@@ -43,6 +44,7 @@ class HandlerReport:
     verdict: Verdict
     reason: str = ""
     traceback: str = ""
+    rss_bytes: int = 0  # of a child after its imports, where it got so far
 
 
 @dataclass(slots=True)
@@ -76,6 +78,16 @@ def try_handlers(config: Config, *, timeout_s: float) -> list[HandlerReport]:
             _end(trial)
     order = {(handler, mode): number for number, (handler, mode) in enumerate(users)}
     return sorted(reports, key=lambda report: order[report.handler, report.mode])
+
+
+def memory_complaints(config: Config, reports: Iterable[HandlerReport]) -> Iterator[tuple[str, str]]:
+    """Give queue and reason where a child is larger than its memory_limit before it has handled anything."""
+    for report in reports:
+        for name in report.queues:
+            limit = config.queues[name].memory_limit
+            if limit is not None and report.rss_bytes > limit:
+                least, most = format_size(report.rss_bytes), format_size(limit)
+                yield name, f"memory_limit ({most}) is below what a child has after its imports ({least})"
 
 
 def _begin(handler: str, mode: str, queues: tuple[str, ...], *, app_dir: Path, timeout_s: float) -> _Trial:
@@ -134,7 +146,7 @@ def _judge(trial: _Trial, timeout_s: float) -> HandlerReport:
     late = time.monotonic() > trial.deadline and not _has_ended(trial.process)
     status = _end(trial)
 
-    def report(verdict: Verdict, reason: str = "", traceback: str = "") -> HandlerReport:
+    def report(verdict: Verdict, reason: str = "", traceback: str = "", rss_kb: int = 0) -> HandlerReport:
         return HandlerReport(
             handler=trial.handler,
             mode=trial.mode,
@@ -142,6 +154,7 @@ def _judge(trial: _Trial, timeout_s: float) -> HandlerReport:
             verdict=verdict,
             reason=reason,
             traceback=traceback,
+            rss_bytes=rss_kb << 10,
         )
 
     answer = _answer(trial.result.split(b"\n", 1))
@@ -152,9 +165,10 @@ def _judge(trial: _Trial, timeout_s: float) -> HandlerReport:
             Verdict.FAILED, f"importing {trial.handler.partition(':')[0]} ended the process: {_status(status)}"
         )
     if answer.get("ok"):
-        return report(Verdict.GOOD)
+        rss_kb = answer.get("rss_kb")
+        return report(Verdict.GOOD, rss_kb=rss_kb if isinstance(rss_kb, int) else 0)
     verdict = Verdict.FAILED if answer.get("kind") == "import" else Verdict.UNUSABLE
-    return report(verdict, str(answer.get("error", "")), str(answer.get("traceback", "")))
+    return report(verdict, str(answer.get("error") or ""), str(answer.get("traceback") or ""))
 
 
 def _answer(lines: Iterable[bytes]) -> dict[str, object] | None:

@@ -15,10 +15,10 @@ from typing import Any
 
 from shared.errors import ConfigurationError, ProcessError
 from supervisor.cli.failures import ExitCode, say, warn
-from supervisor.cli.handlers import HandlerReport, Verdict, try_handlers
+from supervisor.cli.handlers import HandlerReport, Verdict, memory_complaints, try_handlers
 from supervisor.cli.opening import connect, resolved
 from supervisor.cli.server import ServerFacts, look_at_server, refuse_unusable
-from supervisor.config import DEFAULT_FILE, Overrides, load
+from supervisor.config import DEFAULT_FILE, Config, Overrides, load
 
 __all__ = ["run_supervisor"]
 
@@ -35,7 +35,7 @@ def run_supervisor(overrides: Overrides) -> int:
     try:
         with _early_signals():
             config = load(overrides, needs_queues=True)
-            _refuse_handlers(try_handlers(config, timeout_s=_IMPORT_PATIENCE_S))
+            _refuse_handlers(config, try_handlers(config, timeout_s=_IMPORT_PATIENCE_S))
             with resolved(config) as found:
                 with connect(found) as connection:
                     facts = look_at_server(connection)
@@ -66,18 +66,20 @@ def _refuse_nothing(overrides: Overrides) -> None:
     )
 
 
-def _refuse_handlers(reports: list[HandlerReport]) -> None:
+def _refuse_handlers(config: Config, reports: list[HandlerReport]) -> None:
     """A handler that can never work is a fault of the configuration; one whose import fails may heal."""
     unusable = [report for report in reports if report.verdict is Verdict.UNUSABLE]
-    if unusable:
-        lines = "\n".join(f"  queue {', '.join(report.queues)}: {report.reason}" for report in unusable)
+    complaints = [(", ".join(report.queues), report.reason) for report in unusable]
+    complaints += memory_complaints(config, reports)
+    if complaints:
+        lines = "\n".join(f"  queue {queue}: {reason}" for queue, reason in complaints)
         raise ConfigurationError(
             f"handlers that cannot work, nothing was started\n{lines}",
             remedy='correct handler = "package.module:function", or --app-dir: modules are imported from there',
         )
     for report in reports:
         if report.verdict is not Verdict.GOOD:
-            warn(f"queue {', '.join(report.queues)}: {report.reason}; it is parked until that is mended")
+            warn(f"queue {', '.join(report.queues)}: {report.reason}; the others go on, this one is tried again")
 
 
 def _announce(facts: ServerFacts) -> None:

@@ -1,0 +1,1 @@
+"""What `check` looks at, one module a subject. Each yields findings as it goes; none stops the others."""

@@ -1,0 +1,162 @@
+"""The database: version, role of the server, PGMQ's functions, the configured queues, privileges on each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+
+from shared.naming import a_table, q_table
+from shared.pgmq.records import AckMode
+from supervisor.cli.checks.findings import Finding, fail, ok, warning
+from supervisor.cli.server import OLDEST_SERVER, ServerFacts
+from supervisor.config import Config
+from supervisor.config.models import QueueSection, Storage
+
+__all__ = ["check_pgmq", "check_queues", "check_server"]
+
+NEWEST_SERVER = 190000  # the first that was not tried
+FUNCTIONS = (
+    "pgmq.create(text)",
+    "pgmq.create_unlogged(text)",
+    "pgmq.drop_queue(text)",
+    "pgmq.enable_notify_insert(text, integer)",
+    "pgmq.send(text, jsonb, jsonb, timestamp with time zone)",
+)
+_COLUMNS = ("msg_id", "read_ct", "enqueued_at", "last_read_at", "vt", "message", "headers")
+_INIT = "run `pgmq-supervisor init` once"
+
+
+def check_server(facts: ServerFacts) -> Iterator[Finding]:
+    """Look at version and role of the server."""
+    number = f"PostgreSQL {facts.version // 10000}.{facts.version % 10000}"
+    if facts.version < OLDEST_SERVER:
+        yield fail("server", f"{number} is too old", "use PostgreSQL 14 or newer")
+    elif facts.version >= NEWEST_SERVER:
+        yield warning("server", f"{number} is newer than what was tried (14 to 18)", "look for a newer release of ours")
+    else:
+        yield ok("server", number)
+    if facts.standby:
+        yield warning(
+            "standby",
+            "the server is a hot standby: nothing can be claimed before it is promoted",
+            "use a DSN that finds the primary, such as target_session_attrs=read-write with several hosts",
+        )
+
+
+def check_pgmq(connection: psycopg.Connection[Any], facts: ServerFacts) -> Iterator[Finding]:
+    """Look for PGMQ, by the signatures of what we call, and for our own schema."""
+    if not facts.has_pgmq:
+        yield fail("pgmq", "PGMQ is not installed in this database", _INIT)
+        return
+    row = connection.execute("select extversion from pg_extension where extname = 'pgmq'").fetchone()
+    kind = f"extension {row[0]}" if row else "installed from SQL"
+    missing = [name for name in FUNCTIONS if not _exists(connection, name)]
+    if missing:
+        yield fail("pgmq", f"{kind}, without {', '.join(missing)}", "upgrade PGMQ to 1.11, 1.12 or 1.13")
+    else:
+        yield ok("pgmq", f"{kind}, all functions that we call are there")
+    paused = _regclass(connection, "pgmq_supervisor", "paused")
+    if not paused:
+        yield warning("schema", "our schema pgmq_supervisor is missing: pause would be local to one supervisor", _INIT)
+    elif not _may(connection, paused, "select, insert, delete"):
+        yield warning(
+            "schema",
+            "no right to change pgmq_supervisor.paused: pause would be local to one supervisor",
+            "grant select, insert, delete on pgmq_supervisor.paused to this role",
+        )
+    else:
+        yield ok("schema", "pgmq_supervisor is there")
+
+
+def check_queues(connection: psycopg.Connection[Any], config: Config) -> Iterator[Finding]:
+    """Look at each queue with its dead-letter queue: there, with the columns we need, with the rights we need."""
+    for name, queue in config.queues.items():
+        yield from _one_queue(connection, name, queue)
+
+
+def _one_queue(connection: psycopg.Connection[Any], name: str, queue: QueueSection) -> Iterator[Finding]:
+    subject = f"queue {name}"
+    target = queue.dead_letter_queue_of(name)
+    wanted = {name: "select, insert, update, delete", target: "select, insert, delete"}
+    absent: list[str] = []
+    complaints = 0
+    for which, rights in wanted.items():
+        table = _regclass(connection, "pgmq", q_table(which))
+        if table is None:
+            absent.append(which)
+            continue
+        lacking = [right for right in rights.split(", ") if not _may(connection, table, right)]
+        if lacking:
+            complaints += 1
+            yield fail(
+                subject,
+                f"no right to {', '.join(lacking)} in pgmq.{q_table(which)}",
+                f"grant {rights} on pgmq.{q_table(which)} to this role",
+            )
+    table = _regclass(connection, "pgmq", q_table(name))
+    if table is not None and (columns := _missing_columns(connection, table)):
+        complaints += 1
+        yield fail(subject, f"its table has no column {', '.join(columns)}", "upgrade PGMQ to 1.11 or newer")
+    archive = _regclass(connection, "pgmq", a_table(name))
+    if queue.on_success is AckMode.ARCHIVE and archive is not None and not _may(connection, archive, "insert"):
+        complaints += 1
+        yield fail(subject, f"no right to insert into pgmq.{a_table(name)}", "grant insert to this role")
+    if absent:
+        complaints += 1
+        yield _absent(connection, subject, absent, queue)
+    if not complaints:
+        yield ok(subject, f"it and {target} are there, with the rights that we need")
+
+
+def _absent(connection: psycopg.Connection[Any], subject: str, absent: list[str], queue: QueueSection) -> Finding:
+    """Say what becomes of queues that are not there yet."""
+    listed = " and ".join(absent)
+    if not queue.create:
+        return fail(subject, f"{listed} missing, and create = false", f"{_INIT}, or set create = true")
+    if queue.storage is Storage.PARTITIONED and not _extension_available(connection, "pg_partman"):
+        return fail(subject, 'storage = "partitioned" needs pg_partman', "install pg_partman, or use another storage")
+    row = connection.execute("select has_schema_privilege('pgmq', 'create')").fetchone()
+    if row is None or not row[0]:
+        return fail(subject, f"{listed} missing, and no right to create it", "run `pgmq-supervisor init` as the owner")
+    return ok(subject, f"{listed} not there yet, will be created at start")
+
+
+def _exists(connection: psycopg.Connection[Any], signature: str) -> bool:
+    row = connection.execute("select to_regprocedure(%s) is not null", [signature]).fetchone()
+    return row is not None and bool(row[0])
+
+
+def _regclass(connection: psycopg.Connection[Any], schema: str, table: str) -> int | None:
+    """Find a table's oid; None where there is none. Reads catalogues, so it needs no right in the schema."""
+    row = connection.execute(
+        "select c.oid::bigint from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        " where n.nspname = %s and c.relname = %s",
+        [schema, table],
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _may(connection: psycopg.Connection[Any], table: int, right: str) -> bool:
+    """Whether this role has all of these rights, the schema's included."""
+    row = connection.execute(
+        "select has_schema_privilege(c.relnamespace, 'usage')"
+        " and bool_and(has_table_privilege(c.oid, r)) from pg_class c, unnest(%s::text[]) as r"
+        " where c.oid = %s::bigint::oid group by c.oid, c.relnamespace",
+        [right.split(", "), table],
+    ).fetchone()
+    return row is not None and bool(row[0])
+
+
+def _missing_columns(connection: psycopg.Connection[Any], table: int) -> list[str]:
+    rows = connection.execute(
+        "select attname from pg_attribute where attrelid = %s::bigint::oid and not attisdropped", [table]
+    ).fetchall()
+    present = {name for (name,) in rows}
+    return [column for column in _COLUMNS if column not in present]
+
+
+def _extension_available(connection: psycopg.Connection[Any], name: str) -> bool:
+    row = connection.execute("select exists (select from pg_available_extensions where name = %s)", [name]).fetchone()
+    return row is not None and bool(row[0])
