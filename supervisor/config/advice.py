@@ -88,7 +88,7 @@ def _dead_letter_queues(config: Config) -> Iterator[Breach]:
         if len(names) > 1:
             yield _advice(
                 path,
-                f"is shared by {', '.join(names)}: purging the dead letters of one purges all",
+                f"is shared by {', '.join(names)}: counts of it, and `queues purge`, concern them all",
                 "leave the key out, each queue then has its own",
             )
         if target in config.queues:
