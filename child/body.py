@@ -48,3 +48,26 @@ def _number(text: str) -> float | Decimal:
 
 
 _decoder = json.JSONDecoder(parse_float=_number)
+
+
+def encode_json(value: object) -> str:
+    """Encode for jsonb, so that what `decode_json` gives goes back whole. Raises TypeError and ValueError."""
+    try:
+        return _encode(value)
+    except ValueError:
+        limit = sys.get_int_max_str_digits()
+        sys.set_int_max_str_digits(0)
+        try:
+            return _encode(value)
+        finally:
+            sys.set_int_max_str_digits(limit)
+
+
+def _encode(value: object) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"), default=_whole_number)
+
+
+def _whole_number(value: object) -> int:
+    if isinstance(value, Decimal) and value.is_finite() and value == value.to_integral_value():
+        return int(value)
+    raise TypeError(f"{type(value).__name__} cannot be sent as JSON")
