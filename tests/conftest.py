@@ -9,10 +9,15 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from supervisor.embedded import EmbeddedServer
 from tests.support.databases import drop_template, fresh_database, make_template
 from tests.support.folders import reachable_folder
+
+# How long one example takes says more about what else the machine does than about the code.
+settings.register_profile("default", deadline=None)
+settings.load_profile("default")
 
 # Nothing in a test's database has to survive this machine; durability is what the crash tests' own servers are for.
 FAST_SETTINGS = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "on", "max_connections": "300"}
