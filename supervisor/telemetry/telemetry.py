@@ -30,6 +30,7 @@ from supervisor.telemetry.user_sink import UserSink
 from supervisor.telemetry.writer import LineWriter
 
 _TICK_S: Final = 1.0
+_SNAPSHOT_SHARE: Final = 20  # snapshots take at most one twentieth of the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class Telemetry:
         self._snapshot: Callable[[], Snapshot | None] = lambda: None
         self._heartbeat: Callable[[], float | None] = lambda: None
         self._sampler: Sampler | None = None
+        self._kept: Snapshot | None = None
+        self._kept_until = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._not_live: list[str] = []
         metrics = MetricsSink(queue.name for queue in settings.queues)
@@ -89,6 +92,7 @@ class Telemetry:
     ) -> None:
         """Say where the state is. `heartbeat`: when the driver turned last, on `shared.clock.boottime`."""
         self._snapshot = snapshot
+        self._kept = None
         if heartbeat is not None:
             self._heartbeat = heartbeat
         if sample is not None:
@@ -131,14 +135,14 @@ class Telemetry:
 
     def log_status(self) -> None:
         """Log the status line (USR1)."""
-        self.log.entry("status", status_line(self._snapshot(), self.hub.metrics))
+        self.log.entry("status", status_line(self._current(), self.hub.metrics))
 
     # --- what is asked ----------------------------------------------------------------------------------------------
 
     def status(self) -> Document:
         """Build the status document."""
         return status_document(
-            self._snapshot(),
+            self._current(),
             identity=Identity(
                 host=self._settings.host, supervisor=self._settings.supervisor, version=self._settings.version
             ),
@@ -164,7 +168,7 @@ class Telemetry:
 
     def not_ready(self) -> dict[str, str]:
         """Say why queues are not ready, by name ("" for the whole); nothing when all are."""
-        return unready(self._snapshot())
+        return unready(self._current())
 
     # --- children's metrics -----------------------------------------------------------------------------------------
 
@@ -185,7 +189,12 @@ class Telemetry:
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _current(self) -> Snapshot | None:
-        return self._snapshot()
+        """Take a snapshot, or the last one again: whoever asks in a loop gets a bounded share of the loop's time."""
+        now = boottime()
+        if self._kept is None or now >= self._kept_until:
+            self._kept = self._snapshot()
+            self._kept_until = boottime() + (boottime() - now) * _SNAPSHOT_SHARE
+        return self._kept
 
     def _counts(self) -> dict[str, QueueCounts]:
         return {} if self._sampler is None else dict(self._sampler.latest())
@@ -197,7 +206,7 @@ class Telemetry:
             self._observe()
 
     def _observe(self) -> None:
-        snapshot = self._snapshot()
+        snapshot = self._current()
         if snapshot is not None:
             self._not_live = self._health.observe(snapshot, heartbeat_at=self._heartbeat(), now=boottime())
 
