@@ -13,7 +13,7 @@ from supervisor.core.types import ChildId, ClaimId
 class Context:
     """`uniform()` gives a number in [0, 1); it is injected, so that a seed reproduces every decision."""
 
-    __slots__ = ("_child_ids", "_claim_ids", "acks_off", "commands", "draining", "held_bytes", "settings", "uniform")
+    __slots__ = ("_child_ids", "_claim_ids", "acks_off", "commands", "draining", "held_bytes", "owners", "settings", "uniform")
 
     def __init__(self, settings: CoreSettings, uniform: Callable[[], float]) -> None:
         self.settings = settings
@@ -22,6 +22,7 @@ class Context:
         self.held_bytes = 0  # bodies waiting in the parent
         self.draining = False  # no new work
         self.acks_off = False  # the grace period is over: what finishes now is not acknowledged
+        self.owners: dict[ChildId, str] = {}  # which queue a child belongs to
         self._child_ids = 0
         self._claim_ids = 0
 

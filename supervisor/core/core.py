@@ -48,7 +48,7 @@ class Core:
         for queue in settings.queues:
             machine = TransactionalQueue if queue.mode is Mode.TRANSACTIONAL else RegularQueue
             self._queues[QueueName(queue.name)] = machine(self._ctx, queue)
-        self._owners: dict[ChildId, QueueMachine] = {}
+        self._machines = tuple(self._queues.values())
         self._started_at = 0.0
         self._drain_began = 0.0
         self._grace_ends = inf
@@ -100,22 +100,20 @@ class Core:
         if self._state is CoreState.STOPPED:
             return []
         self._handlers[type(event)](event, now)
-        for machine in self._queues.values():
+        ticked = False
+        for machine in self._machines:
             if now >= machine.next_at:
                 machine.tick(now)
+                ticked = True
         if self._state is CoreState.RUNNING:
             if self._reloading:
                 self._check_reload()
-            if all(machine.pool.restarts.parked is not None for machine in self._queues.values()):
+            if ticked and all(machine.pool.restarts.parked is not None for machine in self._queues.values()):
                 self._failed = True  # nothing can run: better to end, with an exit code that says so
                 self._begin_drain(now)
         if self._state is not CoreState.RUNNING:
             self._advance_shutdown(now)
-        commands = self._ctx.take()
-        for command in commands:
-            if type(command) is c.StartChild:
-                self._owners[command.child] = self._queues[command.queue]
-        return commands
+        return self._ctx.take()
 
     def next_deadline(self) -> float:
         """When to call `handle(TimePassed())` if nothing else happens."""
@@ -194,9 +192,12 @@ class Core:
 
     def _child(self, child_id: ChildId) -> tuple[QueueMachine, Child] | None:
         """None for a child that is already forgotten: a late event about it says nothing."""
-        machine = self._owners.get(child_id)
-        child = None if machine is None else machine.pool.children.get(child_id)
-        return None if machine is None or child is None else (machine, child)
+        owner = self._ctx.owners.get(child_id)
+        if owner is None:
+            return None
+        machine = self._queues[QueueName(owner)]
+        child = machine.pool.children.get(child_id)
+        return None if child is None else (machine, child)
 
     def _child_spawned(self, event: e.ChildSpawned, now: float) -> None:
         if found := self._child(event.child):
@@ -207,7 +208,7 @@ class Core:
         if found := self._child(event.child):
             found[0].pool.spawn_failed(found[1], now, event.error)
             found[0].next_at = now
-            self._owners.pop(event.child, None)
+            self._ctx.owners.pop(event.child, None)
 
     def _child_ready(self, event: e.ChildReady, now: float) -> None:
         if found := self._child(event.child):
@@ -238,7 +239,7 @@ class Core:
         if found := self._child(event.child):
             found[0].died(found[1], event.facts, now)
             found[0].next_at = now
-        self._owners.pop(event.child, None)
+        self._ctx.owners.pop(event.child, None)
 
     def _protocol_broken(self, event: e.ProtocolBroken, now: float) -> None:
         if found := self._child(event.child):

@@ -80,6 +80,7 @@ class Pool:
         child = Child(self._ctx.next_child(), slot, incarnation, self.generation, now, successor_of)
         child.deadline = now + self._timing.ready_deadline_s
         self.children[child.id] = child
+        self._ctx.owners[child.id] = self.name
         self._ctx.tell(h.ChildStarting(self.name, child.id, slot, incarnation))
         self._ctx.do(c.StartChild(child.id, self.name, slot, incarnation))
         return child

@@ -44,13 +44,17 @@ class RegularQueue(QueueMachine):
         self.waiting: deque[Delivery] = deque()
         self.loading: dict[ClaimId, Child] = {}
         self.claiming = False
+        self._enough = 0  # with more than so many waiting nothing is claimed
 
     # --- claim ------------------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
         if self.waiting:
             self._dispatch(now)
-        if not self.claiming and self.wakeups.hungry and self.may_read and now >= self.claim_not_before:
+        # The first test is the cheap one that nearly always decides under load.
+        if len(self.waiting) > self._enough or self.claiming or not self.wakeups.hungry:
+            return
+        if self.may_read and now >= self.claim_not_before:
             self._claim(now)
 
     def _claim(self, now: float) -> None:
@@ -58,9 +62,10 @@ class RegularQueue(QueueMachine):
         if ready == 0 or len(self.settling) >= _MAX_SETTLING:
             return
         ahead = self.pacing.ahead(ready)
+        self._enough = ahead // 2  # claims are cheaper in batches: the next one when half of it is gone
         waiting = len(self.waiting)
-        if waiting > ahead // 2:
-            return  # enough for now: claims are cheaper in batches
+        if waiting > self._enough:
+            return
         room = min(self.pool.free + ahead, self.pacing.max_in_flight - self.pool.busy) - waiting
         budget = min(_CLAIM_BYTES, self.ctx.settings.max_held_bytes - self.ctx.held_bytes)
         if room <= 0 or budget <= 0:
