@@ -100,15 +100,25 @@ class _Files:
         if kind not in self._open:
             path = os.path.join(self._metrics_dir, f"{kind}_{self._identity}.db")
             try:
+                if kind.startswith("gauge_live"):
+                    _remove(path)  # what a dead process said about itself is over
                 self._open[kind] = self._mapped_dict(path)
             except Exception:  # noqa: BLE001 - a metric that cannot be kept must not keep the handler from its work
-                self._open[kind] = None
+                self._open[kind] = None  # unreadable: the parent puts the file aside
         return self._open[kind]
 
     def _forget(self) -> None:
         """In a forked copy: the mapping is shared with the original, so writing there would change its numbers."""
         self.is_ours = False
         self.lock = Lock()
+
+
+def _remove(path: str) -> None:
+    """Remove a file that may not be there."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
 
 
 def _make_value_class(files: _Files, mmap_key: Any) -> type:

@@ -49,12 +49,14 @@ class Hub:
         metrics: MetricsSink,
         log: LogSink,
         user: EventSink | None = None,
+        on_child_gone: Callable[[int], None] | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.metrics = metrics
         self.log = log
         self.deaths = RecentDeaths()
         self._wall = wall
+        self._on_child_gone = on_child_gone
         self._children: dict[int, _Child] = {}
         self._current: dict[int, MessageStartedRunning] = {}
         self._failing: set[str] = set()
@@ -139,6 +141,8 @@ class Hub:
         self._children.pop(happening.child, None)
         self._current.pop(happening.child, None)
         self.deaths.add(happening, at=self._wall())
+        if self._on_child_gone is not None:
+            self._on_child_gone(happening.child)
 
     def _identify(
         self, child: int, claim: int | None, msg_id: int | None, attempt: int | None

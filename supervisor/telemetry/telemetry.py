@@ -62,12 +62,15 @@ class Telemetry:
         self._writer = LineWriter(options.log_fd, on_dropped=self._dropped)
         console = wants_console(options.log_format, options.log_fd)
         self.log = LogSink(self._writer, console=console, level=options.log_level)
+        self.child_metrics: ChildMetrics | None = None
         self._user: UserSink | None = None
         if options.user_sink:
             self._user = UserSink(
                 options.user_sink, app_dir=options.app_dir, on_dropped=self._dropped, on_failed=self._user_failed
             )
-        self.hub = Hub(metrics=metrics, log=self.log, user=self._user)
+        self.hub = Hub(
+            metrics=metrics, log=self.log, user=self._user, on_child_gone=self.release_metrics_identity
+        )
         self.happened: Callable[[AnyHappening], None] = self.hub.happened
         self.child_output = self.hub.child_output
         self.child_log = self.hub.child_log
@@ -182,7 +185,7 @@ class Telemetry:
         return None if self.child_metrics is None else self.child_metrics.acquire(child)
 
     def release_metrics_identity(self, child: int) -> None:
-        """Take it back: the process is reaped. Harmless for one that has none."""
+        """Take it back: there is no process. `ChildEnded` does it too; to be called where a spawn failed."""
         if self.child_metrics is not None:
             self.child_metrics.release(child)
 
