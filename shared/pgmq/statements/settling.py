@@ -26,7 +26,7 @@ from shared.pgmq.statements._compose import (
 
 __all__ = ["ack_archive", "ack_delete", "dead_letter", "release", "renew", "retry", "still_ours"]
 
-# The guard of all but releases: the fence, and a lease that has not run out. Locks the matching rows; skips locked ones.
+# All but releases need a lease that has not run out.
 _LEASE = sql.SQL(" and m.vt > clock_timestamp()")
 
 
@@ -73,8 +73,16 @@ def renew(queue: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def still_ours(queue: str) -> bytes:
-    """Compose the question which fences still match, for those that a settlement skipped. Locks nothing."""
-    return compose("select w.n from {wanted} join {q} as m on {fence}", wanted=WANTED, q=live(queue), fence=FENCE)
+    """Compose the question which of the fences that a settlement skipped still match: their rows are locked.
+
+    More parameter: needs_lease; a row whose lease ran out is not ours any more then. Locks nothing.
+    """
+    return compose(
+        "select w.n from {wanted} join {q} as m on {fence} where m.vt > clock_timestamp() or not %(needs_lease)s",
+        wanted=WANTED,
+        q=live(queue),
+        fence=FENCE,
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -168,7 +168,10 @@ def tx_dead_letter(queue: str) -> bytes:
 
 @lru_cache(maxsize=64)
 def reckon_retry(queue: str) -> bytes:
-    """Compose the charge of an attempt that was rolled back. Parameters: msg_id, before, delay_ms, accounts."""
+    """Compose the charge of an attempt that was rolled back.
+
+    Parameters: msg_id, before and after (read_ct as it must be, and as it will be), delay_ms, accounts.
+    """
     return compose(
         """
         with held as materialized (
@@ -179,7 +182,7 @@ def reckon_retry(queue: str) -> bytes:
         ), done as (
             update {q} as m
             set vt = clock_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond',
-                read_ct = %(before)s + 1,
+                read_ct = %(after)s,
                 last_read_at = {end_fence},
                 headers = {headers}
             from held as h

@@ -1,0 +1,258 @@
+"""The database side of the shell: carries out the core's commands and posts the events that answer them.
+
+claims ───▶ Claimer ──┐                        ┌── Listener ──▶ LISTEN on a connection of its own
+bodies ───▶ Fetcher ──┼──▶ Pool of sessions ◀──┤── Keeper       trigger and throttle row
+verdicts ─▶ Settler ──┘                        └── Pauses       our own table
+renewals ─▶ Renewer ─────▶ a session of its own
+reckoning ▶ Reckoner ────▶ a session of its own, older than the children's
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shared.clock import boottime
+from shared.errors import SupervisorError, UnsupportedError
+from shared.pgmq.statements import queues as queue_statements
+from shared.pgmq.statements import server
+from supervisor.core.commands import Claim, FetchBody, Reckon, Renew, Settle, TerminateBackend
+from supervisor.core.events import Event
+from supervisor.core.settings import QueueSettings
+from supervisor.core.types import QueueName
+from supervisor.database.claimer import BodyFetcher, Claimer
+from supervisor.database.connections import Connection, ConnectionOptions, Connections, Detached
+from supervisor.database.keeper import Keeper
+from supervisor.database.listener import Listener
+from supervisor.database.pauses import Pauses
+from supervisor.database.reckoner import Reckoner
+from supervisor.database.renewer import Renewer
+from supervisor.database.sessions import Pool, Session
+from supervisor.database.settler import Settler
+from supervisor.telemetry.facts import Fact, Noted
+
+__all__ = ["DEDICATED_SESSIONS", "Database", "QueueCounts", "auto_pool_size"]
+
+DEDICATED_SESSIONS: Final = 3
+"""Listener, renewer, reckoner: beside the pool."""
+
+_AUTO_POOL_SIZE: Final = 4
+
+
+def auto_pool_size() -> int:
+    """Give the number of pooled sessions for `pool_size = "auto"`."""
+    return _AUTO_POOL_SIZE
+
+
+def _tell_nobody(_: Fact) -> None:
+    """Be the default of who does not want to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
+    """Depth of a queue. in_flight has what waits for its next attempt too: the table does not tell them apart."""
+
+    visible: int
+    in_flight: int
+    delayed: int
+    oldest_visible_s: float | None
+
+
+class Database:
+    """Everything of the parent that speaks to PostgreSQL while it runs.
+
+    `post` receives the events, `tell` facts for log and metrics; both are called on the event loop's thread. The six
+    synchronous methods schedule work and never raise; each command is answered as its docstring says.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        listen_dsn: str | None = None,
+        queues: Sequence[QueueSettings] = (),
+        *,
+        post: Callable[[Event], None],
+        tell: Callable[[Fact], None] = _tell_nobody,
+        clock: Callable[[], float] = boottime,
+        pool_size: int | None = None,
+        connect_timeout_s: float = 10.0,
+        acquire_timeout_s: float = 30.0,
+        statement_timeout_s: float = 30.0,
+        heartbeat_s: float = 5.0,
+        probe_s: float = 5.0,
+        keep_interval_s: float = 30.0,
+        pause_interval_s: float = 2.0,
+    ) -> None:
+        """Keep the parameters; nothing is opened. Raises `ConfigurationError` where a DSN cannot be read."""
+        self._options = ConnectionOptions(
+            connect_timeout_s=connect_timeout_s,
+            acquire_timeout_s=acquire_timeout_s,
+            statement_timeout_s=statement_timeout_s,
+        )
+        self._connections = Connections(dsn, self._options)
+        self._listen_connections = Connections(listen_dsn or dsn, self._options)
+        self._queues = tuple(QueueName(queue.name) for queue in queues)
+        self._notified = tuple(QueueName(queue.name) for queue in queues if queue.notify)
+        self._post_event = post
+        self._tell = tell
+        self._clock = clock
+        self._pool_size = pool_size or auto_pool_size()
+        self._heartbeat_s = heartbeat_s
+        self._probe_s = probe_s
+        self._keep_interval_s = keep_interval_s
+        self._pause_interval_s = pause_interval_s
+        self._closed = False
+        self._drain_s = 0.0
+        self._stack = contextlib.AsyncExitStack()
+        self.standby = False
+
+    def _post(self, event: Event) -> None:
+        if not self._closed:
+            self._post_event(event)
+
+    async def start(self) -> None:
+        """Open what must be open before anything is claimed, and begin to listen.
+
+        Raises `ConnectionLost` where the server cannot be reached and `UnsupportedError` where it has no PGMQ; then
+        nothing stays open. A hot standby is no error: `standby` is true, it is told once, and claims fail until it is
+        promoted.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self.close(drain_s=0.0)
+            raise
+
+    async def _start(self) -> None:
+        detached = Detached()
+        self._stack.push_async_callback(detached.close)
+        self._pool = Pool(self._connections, self._pool_size, detached, self._tell)
+        self._stack.callback(self._pool.close)
+        await self._look_at_server()
+
+        def session(role: str) -> Session:
+            return Session(self._connections, role, detached, self._tell)
+
+        self._reckoner = Reckoner(session("reckon"), self._post, self._tell)
+        self._stack.push_async_callback(self._reckoner.close)
+        await self._reckoner.open()
+        self._renewer = Renewer(session("renew"), self._post, self._clock)
+        self._stack.push_async_callback(self._renewer.close)
+        self._bodies = BodyFetcher(self._pool, self._post)
+        self._stack.push_async_callback(self._bodies.close)
+        self._claimer = Claimer(self._pool, self._queues, self._post, self._clock)
+        self._stack.push_async_callback(self._claimer.close)
+        self._pauses = Pauses(
+            self._pool, self._queues, post=self._post, tell=self._tell, interval_s=self._pause_interval_s
+        )
+        self._stack.push_async_callback(self._pauses.close)
+        await self._pauses.start()
+        if self._notified:
+            keeper = Keeper(self._pool, self._notified, self._tell, interval_s=self._keep_interval_s)
+            self._stack.push_async_callback(keeper.close)
+            listener = Listener(
+                self._listen_connections,
+                self._pool,
+                self._notified,
+                detached=detached,
+                post=self._post,
+                tell=self._tell,
+                on_up=keeper.check_soon,
+                heartbeat_s=self._heartbeat_s,
+                probe_s=self._probe_s,
+            )
+            self._stack.push_async_callback(listener.close)
+        self._settler = Settler(self._pool, self._queues, self._post)
+        self._stack.push_async_callback(self._close_settler)  # first to close, while all else still works
+
+    async def _close_settler(self) -> None:
+        await self._settler.close(self._drain_s)
+
+    async def _look_at_server(self) -> None:
+        async def look(connection: Connection) -> tuple[bool, bool]:
+            cursor = await connection.execute(server.FACTS)
+            row = await cursor.fetchone()
+            assert row is not None
+            return row[1], row[3]
+
+        self.standby, has_pgmq = await self._pool.run("connect", look, self._options.connect_timeout_s * 2)
+        if not has_pgmq:
+            raise UnsupportedError(
+                "this database has no PGMQ", operation="start", remedy="run `pgmq-supervisor init` once"
+            )
+        if self.standby:
+            self._tell(Noted("database", "warning", "this server is a hot standby: nothing is claimed until promotion"))
+
+    async def close(self, drain_s: float = 5.0) -> None:
+        """Carry out the settlements that were given, at most for `drain_s`; then close everything. Safe to repeat."""
+        self._drain_s = drain_s
+        await self._stack.aclose()
+        self._closed = True
+
+    # --- the core's commands ------------------------------------------------------------------------------------------
+
+    def claim(self, command: Claim) -> None:
+        """Exactly one `Claimed` or `ClaimFailed` answers."""
+        self._claimer.claim(command)
+
+    def fetch_body(self, command: FetchBody) -> None:
+        """Exactly one `BodyFetched` or `BodyFetchFailed` answers."""
+        self._bodies.fetch_body(command)
+
+    def renew(self, command: Renew) -> None:
+        """Exactly one `Renewed` or `RenewFailed` answers, within the command's timeout."""
+        self._renewer.renew(command)
+
+    def settle(self, command: Settle) -> None:
+        """One `SettleResult` answers each item, in one or more `Settled`."""
+        self._settler.settle(command)
+
+    def reckon(self, command: Reckon) -> None:
+        """Exactly one `Reckoned` answers."""
+        self._reckoner.reckon(command)
+
+    def terminate_backend(self, command: TerminateBackend) -> None:
+        """Nothing answers."""
+        self._reckoner.terminate_backend(command)
+
+    # --- for the rest of the shell ------------------------------------------------------------------------------------
+
+    async def pause(self, queue: QueueName, by: str) -> bool:
+        """Pause a queue for every supervisor; False: only here. Posts `PauseChanged`."""
+        return await self._pauses.pause(queue, by)
+
+    async def resume(self, queue: QueueName) -> bool:
+        """Resume a queue; False: the table could not be changed. Posts `PauseChanged`."""
+        return await self._pauses.resume(queue)
+
+    async def counts(self, queue: str) -> QueueCounts | None:
+        """Count a queue; None where the database does not answer. Reads every row: ask seldom."""
+
+        async def count(connection: Connection) -> QueueCounts:
+            cursor = await connection.execute(queue_statements.counts(queue))
+            row = await cursor.fetchone()
+            assert row is not None
+            return QueueCounts(*row)
+
+        try:
+            return await self._pool.run("count", count)
+        except SupervisorError:
+            return None
+
+    async def ping(self, timeout_s: float = 5.0) -> bool:
+        """Tell whether the database answers, and can be written to; keeps `standby` up to date."""
+
+        async def ask(connection: Connection) -> bool:
+            cursor = await connection.execute(server.IN_RECOVERY)
+            row = await cursor.fetchone()
+            return bool(row and row[0])
+
+        try:
+            async with asyncio.timeout(timeout_s + 1.0):
+                self.standby = await self._pool.run("ping", ask, timeout_s)
+        except (SupervisorError, TimeoutError):
+            return False
+        return not self.standby

@@ -1,0 +1,53 @@
+"""Errors of the driver, as ours: mapped in this one place."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+
+from shared.errors import ConnectionLost, DatabaseError, OperationTimeout, SupervisorError
+
+__all__ = ["is_of_the_message", "is_transient", "translate"]
+
+# The session is of no use any more, or its server cannot write (a failover left us on the old primary).
+_LOST_STATES: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25006", "57P04"})
+_LOST_CLASSES: Final = frozenset({"08"})
+_TRANSIENT: Final = frozenset({"40001", "40P01"})
+# What one message can provoke: bad data, a program limit, memory, an internal limit of the server.
+_OF_THE_MESSAGE: Final = frozenset({"22", "54", "53", "XX"})
+
+
+def translate(error: BaseException, operation: str) -> SupervisorError:
+    """Turn whatever a statement raised into one of our errors; the session is to be dropped on `ConnectionLost`."""
+    if isinstance(error, SupervisorError):
+        return error
+    state = getattr(error, "sqlstate", None)
+    text = _first_line(error)
+    if isinstance(error, TimeoutError):
+        return OperationTimeout("no answer in time", operation=operation)
+    if isinstance(error, OSError):
+        return ConnectionLost(text, operation=operation)
+    if isinstance(error, psycopg.Error):
+        if state == "57014":
+            return OperationTimeout(text, operation=operation, sqlstate=state)
+        if state in _LOST_STATES or (state or "")[:2] in _LOST_CLASSES:
+            return ConnectionLost(text, operation=operation, sqlstate=state)
+        if state is None and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            return ConnectionLost(text, operation=operation)
+    return DatabaseError(text, operation=operation, sqlstate=state, retryable=state in _TRANSIENT)
+
+
+def is_transient(error: SupervisorError) -> bool:
+    """Tell whether the same statement may work when it is said again at once: deadlock, serialization."""
+    return error.sqlstate in _TRANSIENT
+
+
+def is_of_the_message(error: SupervisorError) -> bool:
+    """Tell whether a single message may be what the server stumbled over."""
+    return (error.sqlstate or "")[:2] in _OF_THE_MESSAGE
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:500] if lines else type(error).__name__

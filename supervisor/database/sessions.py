@@ -1,0 +1,130 @@
+"""Sessions: a connection that is made when it is needed and replaced when it broke; and a pool of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from shared.errors import ConnectionLost, OperationTimeout
+from supervisor.database.connections import Connection, Connections, Detached, Late
+from supervisor.database.failures import translate
+from supervisor.telemetry.facts import DatabaseReconnected, Fact
+
+__all__ = ["Pool", "Session", "Work"]
+
+Result = TypeVar("Result")
+Work = Callable[[Connection], Coroutine[Any, Any, Result]]
+
+# Above the server's own statement_timeout: normally the server answers first, and the connection lives on.
+_SLACK_S = 5.0
+
+
+class Session:
+    """One connection for one user at a time. It tries once each time it is asked: backing off is the caller's."""
+
+    def __init__(self, connections: Connections, role: str, detached: Detached, tell: Callable[[Fact], None]) -> None:
+        self._connections = connections
+        self._role = role
+        self._detached = detached
+        self._tell = tell
+        self._connection: Connection | None = None
+        self._had_one = False
+
+    async def run(self, operation: str, work: Work[Result], timeout_s: float | None = None) -> Result:
+        """Do `work`, which speaks to the database, within `timeout_s` (None: the statement timeout and some slack).
+
+        Raises a `SupervisorError`. After `ConnectionLost` and `OperationTimeout` the next call may connect anew.
+        """
+        if timeout_s is None:
+            timeout_s = self._connections.options.statement_timeout_s + _SLACK_S
+        connection = await self._usable(timeout_s)
+        try:
+            return await self._detached.within(connection, work(connection), timeout_s)
+        except asyncio.CancelledError:
+            self._connection = None  # put down by `within`
+            raise
+        except Late as error:
+            self._connection = None
+            raise translate(error, operation) from error
+        except Exception as error:  # the driver's errors, and whatever its decoding raises: mapped, never passed on
+            translated = translate(error, operation)
+            if isinstance(translated, ConnectionLost) or connection.closed:
+                self.drop()
+                if not isinstance(translated, ConnectionLost):
+                    translated = ConnectionLost(translated.message, operation=operation, sqlstate=translated.sqlstate)
+            raise translated from error
+
+    async def _usable(self, timeout_s: float) -> Connection:
+        connection = self._connection
+        if connection is not None and not connection.closed:
+            return connection
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = await self._connections.connect(self._role)
+        except TimeoutError as error:
+            raise OperationTimeout("no connection in time", operation="connect") from error
+        self._connection = connection
+        if self._had_one:
+            self._tell(DatabaseReconnected(self._role))
+        self._had_one = True
+        return connection
+
+    def drop(self) -> None:
+        """Close the connection now; the next use makes another."""
+        if self._connection is not None:
+            self._detached.discard(self._connection)
+            self._connection = None
+
+
+class Pool:
+    """At most `size` sessions for whoever needs one, first come, first served; the last used goes out first."""
+
+    def __init__(
+        self, connections: Connections, size: int, detached: Detached, tell: Callable[[Fact], None], role: str = "work"
+    ) -> None:
+        assert size > 0
+        self._options = connections.options
+        self._sessions = [Session(connections, role, detached, tell) for _ in range(size)]
+        self._idle = list(self._sessions)
+        self._waiting: deque[asyncio.Future[Session]] = deque()
+
+    async def run(self, operation: str, work: Work[Result], timeout_s: float | None = None) -> Result:
+        """Like `Session.run`, on the first session that is free. No free one in time: nothing was sent."""
+        session = await self._acquire(operation)
+        try:
+            return await session.run(operation, work, timeout_s)
+        finally:
+            self._release(session)
+
+    async def _acquire(self, operation: str) -> Session:
+        if self._idle:
+            return self._idle.pop()
+        free: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
+        self._waiting.append(free)
+        try:
+            await asyncio.wait({free}, timeout=self._options.acquire_timeout_s)
+        except asyncio.CancelledError:
+            if free.done():
+                self._release(free.result())
+            else:
+                free.cancel()
+            raise
+        if free.done():
+            return free.result()
+        free.cancel()
+        raise OperationTimeout("no session was free in time", operation=operation)
+
+    def _release(self, session: Session) -> None:
+        while self._waiting:
+            free = self._waiting.popleft()
+            if not free.done():
+                free.set_result(session)
+                return
+        self._idle.append(session)
+
+    def close(self) -> None:
+        """Drop every connection."""
+        for session in self._sessions:
+            session.drop()
