@@ -8,20 +8,22 @@ from typing import Protocol
 from shared.errors import SupervisorError
 from supervisor.control.actions import ActionError, Refusal, Result
 from supervisor.core.core import Core
-from supervisor.core.events import CancelRequested, Event, PauseChanged, ShutdownRequested
+from supervisor.core.events import CancelRequested, Event, ShutdownRequested
 from supervisor.core.types import QueueName
-from supervisor.telemetry.facts import PauseIsLocal
 from supervisor.telemetry.telemetry import Telemetry
 
 
 class Administration(Protocol):
     """What the actions need of the database."""
 
-    async def set_paused(self, queue: str, paused: bool) -> None:  # noqa: FBT001 - a state, not a flag
-        """Write or remove the row that all supervisors of the queue see."""
+    async def pause(self, queue: QueueName, by: str) -> bool:
+        """Pause for every supervisor; False: only here. Posts `PauseChanged`."""
 
-    async def redrive(self, queue: str, msg_ids: Sequence[int] | None, rate: float | None) -> int:
-        """Move dead letters back; how many."""
+    async def resume(self, queue: QueueName) -> bool:
+        """Resume; False: the row could not be removed. Posts `PauseChanged`."""
+
+
+Redrive = Callable[[str, Sequence[int] | None, float | None], Awaitable[int]]
 
 
 class SupervisorActions:
@@ -34,32 +36,31 @@ class SupervisorActions:
         post: Callable[[Event], None],
         telemetry: Telemetry,
         administration: Administration,
+        redrive: Redrive,
         queues: Sequence[str],
+        name: str,
     ) -> None:
         self._core = core
         self._post = post
         self._telemetry = telemetry
         self._administration = administration
+        self._redrive = redrive
         self._queues = frozenset(queues)
+        self._name = name
 
     async def pause(self, queue: str) -> Result:
         """Pause for every supervisor; where the row cannot be written, for this one only, and say so."""
-        return await self._set_paused(queue, paused=True)
+        self._known(queue)
+        shared = await self._administration.pause(QueueName(queue), self._name)
+        note = None if shared else "only in this supervisor: the table of pauses cannot be written; see `init`"
+        return {"queue": queue, "paused": True, "persisted": shared, "note": note}
 
     async def resume(self, queue: str) -> Result:
         """Undo `pause`."""
-        return await self._set_paused(queue, paused=False)
-
-    async def _set_paused(self, queue: str, *, paused: bool) -> Result:
         self._known(queue)
-        note: str | None = None
-        try:
-            await self._administration.set_paused(queue, paused)
-        except SupervisorError as error:
-            note = f"only in this supervisor: {error.message}"
-            self._telemetry.happened(PauseIsLocal(queue, error.message))
-        self._post(PauseChanged(QueueName(queue), paused, local=note is not None or not paused))
-        return {"queue": queue, "paused": paused, "persisted": note is None, "note": note}
+        shared = await self._administration.resume(QueueName(queue))
+        note = None if shared else "the row in the table of pauses could not be removed: what it pauses stays paused"
+        return {"queue": queue, "paused": False, "persisted": shared, "note": note}
 
     async def cancel(self, queue: str, msg_id: int) -> Result:
         """Cancel a message that this supervisor holds."""
@@ -74,7 +75,7 @@ class SupervisorActions:
     async def redrive(self, queue: str, msg_ids: Sequence[int] | None, rate: float | None) -> Result:
         """Move dead letters back to their source."""
         self._known(queue)
-        return {"queue": queue, "redriven": await self._tried(self._administration.redrive(queue, msg_ids, rate))}
+        return {"queue": queue, "redriven": await self._tried(self._redrive(queue, msg_ids, rate))}
 
     async def drain(self) -> Result:
         """As TERM does."""

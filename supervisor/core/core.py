@@ -293,7 +293,7 @@ class Core:
     def _pause_changed(self, event: e.PauseChanged, now: float) -> None:
         machine = self._queues.get(event.queue)
         if machine is not None:
-            machine.pause(event.paused, now, local=event.local)
+            machine.pause(event.paused, now)
             machine.next_at = now
 
     def _cancel_requested(self, event: e.CancelRequested, now: float) -> None:

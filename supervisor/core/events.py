@@ -248,11 +248,8 @@ class ReloadRequested:
 
 @dataclass(frozen=True, slots=True)
 class PauseChanged:
-    """From the row that all supervisors see, or `local`: only this one knows, and the row does not undo it."""
-
     queue: QueueName
     paused: bool
-    local: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ class QueueMachine(ABC):
         self.judge = Judge(ctx.settings, settings, ctx.uniform)
         self.wakeups = Wakeups(settings.polling_interval_s, self.timing, ctx.uniform)
         self.paused = False
-        self.paused_locally = False
         self.next_at = 0.0  # when `tick` must be called at the latest
         self.claims_attempted_at: float | None = None
         self.database_error: str | None = None
@@ -144,12 +143,7 @@ class QueueMachine(ABC):
 
     # --- control ----------------------------------------------------------------------------------------------------
 
-    def pause(self, paused: bool, now: float, *, local: bool = False) -> None:
-        """A local pause stands until it is undone here: the row that others see does not know of it."""
-        if local or (self.paused_locally and not paused):
-            if not local:
-                return
-            self.paused_locally = paused
+    def pause(self, paused: bool, now: float) -> None:
         if paused == self.paused:
             return
         self.paused = paused

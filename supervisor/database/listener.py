@@ -64,6 +64,7 @@ class Listener:
         self._is_up: bool | None = None  # None: never tried
         self._was_up = False
         self._probe_deadline: float | None = None  # on the event loop's clock
+        self._probe_heard = False
         self._doubted = False  # notifications did not come through: no `ListenerUp` before a probe does
         self._task = asyncio.create_task(self._run(), name="listener")
 
@@ -93,6 +94,7 @@ class Listener:
         """Listen on one connection until it ends, which raises."""
         connection = await self._connections.connect("listen")
         self._probe_deadline = None
+        self._probe_heard = False
         probe: asyncio.Task[None] | None = None
         try:
             for statement in (*map(notifying.listen, self._queues), notifying.listen_to(self._probe_channel)):
@@ -127,6 +129,7 @@ class Listener:
         heard: set[QueueName] = set()
         async for notification in connection.notifies(timeout=max(0.0, silence_s), stop_after=1):
             if notification.channel == self._probe_channel:
+                self._probe_heard = True
                 self._probe_deadline = None
             elif (queue := self._channels.get(notification.channel)) is not None:
                 heard.add(queue)
@@ -147,6 +150,8 @@ class Listener:
             if self._doubted:
                 raise
             return
+        if self._probe_heard:
+            return  # it may come before its sender's answer
         self._probe_deadline = asyncio.get_running_loop().time() + self._probe_s
 
     async def _within(self, connection: Connection, statement: bytes) -> None:

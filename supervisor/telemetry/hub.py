@@ -58,7 +58,7 @@ class Hub:
         self._wall = wall
         self._on_child_gone = on_child_gone
         self._children: dict[int, _Child] = {}
-        self._current: dict[int, MessageStartedRunning] = {}
+        self._current: dict[int, tuple[int | None, int, int | None]] = {}  # claim, msg_id, attempt
         self._failing: set[str] = set()
         self._routes: Final[dict[type, tuple[Route, ...]]] = {
             kind: tuple(self._routes_of(kind, user)) for kind in (*HAPPENINGS, *get_args(Fact))
@@ -71,6 +71,10 @@ class Hub:
                 route(happening)
             except Exception as error:  # noqa: BLE001 - the boundary of the sinks
                 self._sink_failed(route, error)
+
+    def handed(self, child: int, claim: int, msg_id: int, attempt: int | None) -> None:
+        """A message goes to a child: what it prints from now on is labelled so. Earlier than any happening says it."""
+        self._current[child] = (claim, msg_id, attempt)
 
     def child_output(
         self,
@@ -135,7 +139,9 @@ class Hub:
         child.pid = happening.pid
 
     def _message_started(self, happening: MessageStartedRunning) -> None:
-        self._current[happening.child] = happening
+        known = self._current.get(happening.child)
+        claim = known[0] if known is not None and known[1] == happening.msg_id else None
+        self._current[happening.child] = (claim, happening.msg_id, happening.attempt)
 
     def _child_ended(self, happening: ChildEnded) -> None:
         self._children.pop(happening.child, None)
@@ -151,8 +157,8 @@ class Hub:
         known = self._children.get(child)
         queue, slot, pid = (known.queue, known.slot, known.pid) if known else ("", -1, None)
         running = self._current.get(child)
-        if claim is not None and msg_id is None and running is not None:
-            msg_id, attempt = running.msg_id, running.attempt
+        if claim is not None and msg_id is None and running is not None and running[0] in (None, claim):
+            _, msg_id, attempt = running
         return queue, slot, pid, msg_id, attempt
 
     def _sink_failed(self, route: Route, error: Exception) -> None:

@@ -74,6 +74,7 @@ class Telemetry:
         self.happened: Callable[[AnyHappening], None] = self.hub.happened
         self.child_output = self.hub.child_output
         self.child_log = self.hub.child_log
+        self.handed = self.hub.handed
         self.child_metrics = self._open_child_metrics(options.metrics_base)
         ours = SupervisorCollector(metrics, snapshot=self._current, counts=self._counts)
         self._renderer = Renderer(ours, self.child_metrics)
