@@ -40,7 +40,7 @@ class RegularQueue(QueueMachine):
         super().__init__(ctx, settings)
         self.pacing = Pacing(self.timing.hold_ahead_s, settings.max_in_flight, settings.concurrency)
         self.leases = Leases(ctx, self.name, settings.visibility_timeout_s, self._lost)
-        self.settling = Settling(ctx, self.name)
+        self.settling = Settling(ctx, self.name, self.wakeups)
         self.waiting: deque[Delivery] = deque()
         self.loading: dict[ClaimId, Child] = {}
         self.claiming = False
@@ -248,6 +248,7 @@ class RegularQueue(QueueMachine):
     def settled(self, results: tuple[SettleResult, ...], now: float) -> None:
         self.settling.settled(results, now)
         self.sooner(self.settling.tick(now))
+        self.sooner(self.wakeups.next_deadline())
         self.advance(now)
 
     # --- leases -----------------------------------------------------------------------------------------------------

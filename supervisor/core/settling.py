@@ -16,14 +16,16 @@ from supervisor.core.context import Context
 from supervisor.core.delivery import Delivery, Verdict
 from supervisor.core.states import DeliveryState
 from supervisor.core.types import ClaimId, DeadLetterReason, QueueName
+from supervisor.core.wakeups import Wakeups
 
 _REFUND_OUTLIVES_LEASE_S: Final = 600.0
 
 
 class Settling:
-    def __init__(self, ctx: Context, queue: QueueName) -> None:
+    def __init__(self, ctx: Context, queue: QueueName, wakeups: Wakeups) -> None:
         self._ctx = ctx
         self._queue = queue
+        self._wakeups = wakeups
         self._open: dict[ClaimId, Delivery] = {}
         self._again: dict[ClaimId, Delivery] = {}  # failed, waiting for `settle_at`
 
@@ -105,6 +107,8 @@ class Settling:
 
     def _done(self, delivery: Delivery, now: float) -> None:
         if delivery.verdict is not None:
+            if delivery.verdict.kind in ("retry", "release"):
+                self._wakeups.expect(now + delivery.verdict.delay_ms / 1000)
             tell_settled(self._ctx, self._queue, delivery, delivery.verdict, now)
 
     def _lapsed(self, delivery: Delivery, verdict: Verdict, why: str) -> None:

@@ -357,6 +357,9 @@ class TransactionalQueue(QueueMachine):
     def _settled(self, delivery: Delivery, verdict: Verdict, now: float) -> None:
         if delivery.extra or verdict.kind in ("success", "dead_letter"):
             self.owed.pop(delivery.msg_id, None)  # written as absolute values with this settlement, or pointless now
+        if verdict.kind in ("retry", "release"):
+            self.wakeups.expect(now + verdict.delay_ms / 1000)
+            self.sooner(self.wakeups.next_deadline())
         tell_settled(self.ctx, self.name, delivery, verdict, now)
 
     def give_back_waiting(self, now: float, reason: str) -> None:

@@ -45,6 +45,10 @@ class Wakeups:
         # A millisecond later than the database said: its clock is read before the row is.
         self.timer_at = inf if next_visible_s is None else now + max(0.0, next_visible_s) + 0.001
 
+    def expect(self, at: float) -> None:
+        """A message of ours becomes visible again then: nothing else would tell us."""
+        self.timer_at = min(self.timer_at, at + 0.001)
+
     def passed(self, now: float) -> str | None:
         """Which timer made the queue hungry just now, if one did."""
         if self.hungry:
