@@ -43,7 +43,9 @@ class Wakeups:
         self._again = False
         self.poll_at = now + self._interval * (0.8 + 0.4 * self._uniform())
         # A millisecond later than the database said: its clock is read before the row is.
-        self.timer_at = inf if next_visible_s is None else now + max(0.0, next_visible_s) + 0.001
+        found = inf if next_visible_s is None else now + max(0.0, next_visible_s) + 0.001
+        # What was expected stays: this read may have been made before the retry was committed.
+        self.timer_at = min(found, self.timer_at if self.timer_at > now else inf)
 
     def expect(self, at: float) -> None:
         """A message of ours becomes visible again then: nothing else would tell us."""
