@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from shared.errors import SupervisorError
 from supervisor.cli.arguments import arrange
-from supervisor.cli.commands import check, control, demo, run
+from supervisor.cli.commands import check, control, demo, dlq, init, queues, run, send
 from supervisor.cli.failures import exit_code_of, report
 
 __all__ = ["build", "run_command_line"]
@@ -37,7 +37,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_top)
-    for module in (run, demo, check, control):
+    for module in (run, demo, check, init, send, queues, dlq, control):
         module.register(app)
     return app
 

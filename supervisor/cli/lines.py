@@ -22,11 +22,11 @@ class Batch:
     numbers: list[int] = field(default_factory=list)
     bodies: list[str] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
-    bytes: int = 0
+    size: int = 0  # bytes read
 
     def add(self, number: int, line: bytes) -> None:
         """Take one line in."""
-        self.bytes += len(line) + 1
+        self.size += len(line) + 1
         if not line.strip():
             return
         if b"\x00" in line:
@@ -48,7 +48,7 @@ def read_batches(fd: int, *, max_lines: int = 1000, max_bytes: int = 4 << 20) ->
     batch = Batch()
     ended = False
     while not ended:
-        if batch.bytes and not select.select([fd], [], [], _IDLE_S)[0]:
+        if batch.size and not select.select([fd], [], [], _IDLE_S)[0]:
             yield batch
             batch = Batch()
         chunks = [pending]
@@ -66,11 +66,11 @@ def read_batches(fd: int, *, max_lines: int = 1000, max_bytes: int = 4 << 20) ->
         for line in lines:
             number += 1
             batch.add(number, line)
-            if len(batch.bodies) >= max_lines or batch.bytes >= max_bytes:
+            if len(batch.bodies) >= max_lines or batch.size >= max_bytes:
                 yield batch
                 batch = Batch()
         if len(pending) > _LINE_LIMIT:
             batch.refused.append((number + 1, "is longer than 256 MB; reading ends here"))
             ended = True
-    if batch.bytes or batch.refused:
+    if batch.size or batch.refused:
         yield batch

@@ -26,19 +26,23 @@ def status(config: ConfigFile = None, dsn: Dsn = None, socket: Socket = None, as
     _call("status", config, dsn, socket, as_json=as_json)
 
 
-def top(config: ConfigFile = None, dsn: Dsn = None, socket: Socket = None) -> None:
+def top(config: ConfigFile = None, dsn: Dsn = None, socket: Socket = None, as_json: Json = False) -> None:
     """Show queues, children and what runs, live, until interrupted."""
-    _call("top", config, dsn, socket)
+    _call("top", config, dsn, socket, as_json=as_json)
 
 
-def pause(queue: QueueName, config: ConfigFile = None, dsn: Dsn = None, socket: Socket = None) -> None:
+def pause(
+    queue: QueueName, config: ConfigFile = None, dsn: Dsn = None, socket: Socket = None, as_json: Json = False
+) -> None:
     """Stop claiming messages of a queue, on every supervisor of it; what runs goes on."""
-    _call("pause", config, dsn, socket, queue=queue)
+    _call("pause", config, dsn, socket, as_json=as_json, queue=queue)
 
 
-def resume(queue: QueueName, config: ConfigFile = None, dsn: Dsn = None, socket: Socket = None) -> None:
+def resume(
+    queue: QueueName, config: ConfigFile = None, dsn: Dsn = None, socket: Socket = None, as_json: Json = False
+) -> None:
     """Claim messages of a paused queue again."""
-    _call("resume", config, dsn, socket, queue=queue)
+    _call("resume", config, dsn, socket, as_json=as_json, queue=queue)
 
 
 def cancel(
@@ -47,9 +51,10 @@ def cancel(
     config: ConfigFile = None,
     dsn: Dsn = None,
     socket: Socket = None,
+    as_json: Json = False,
 ) -> None:
     """Stop one running message; it becomes a dead letter with the reason `cancelled`."""
-    _call("cancel", config, dsn, socket, queue=queue, msg_id=msg_id)
+    _call("cancel", config, dsn, socket, as_json=as_json, queue=queue, msg_id=msg_id)
 
 
 def _call(command: str, config: str | None, dsn: str | None, socket: str | None, **arguments: Any) -> None:
