@@ -49,6 +49,13 @@ class Claim(NamedTuple):
     body: bytes | None
 
 
+class LastWords(NamedTuple):
+    """What the server said before it closed the session: the cause that the client's own error does not know."""
+
+    sqlstate: str | None
+    text: str
+
+
 class Fault(Exception):
     """The transaction is not what it was when the handler got it."""
 
@@ -74,6 +81,7 @@ class Database:
         self._connection: psycopg.Connection[Row] | None = None
         self._twin: psycopg.AsyncConnection[Row] | None = None
         self._can_check_client = True
+        self.last_words: LastWords | None = None
 
     # --- the session ------------------------------------------------------------------------------------------------
 
@@ -87,6 +95,7 @@ class Database:
             connection = None
         if connection is None:
             connection = self._connection = self._connect()
+        self.last_words = None
         connection.row_factory = tuple_row
         connection.cursor_factory = psycopg.Cursor
         connection.prepare_threshold = None
@@ -97,6 +106,7 @@ class Database:
         connection = self.held()
         if self._twin is None:
             self._twin = psycopg.AsyncConnection(connection.pgconn)
+            self._twin.add_notice_handler(self._hear)  # it has taken the place of the other one's
         self._twin.row_factory = tuple_row
         self._twin.cursor_factory = psycopg.AsyncCursor
         self._twin.prepare_threshold = None
@@ -111,11 +121,18 @@ class Database:
     def _connect(self) -> psycopg.Connection[Row]:
         given = psycopg.conninfo.conninfo_to_dict(self._dsn)
         options = {"connect_timeout": _CONNECT_TIMEOUT_S, "application_name": self._application_name, **_KEEPALIVE}
-        return psycopg.connect(
+        connection = psycopg.connect(
             self._dsn,
             prepare_threshold=None,
             **{key: value for key, value in options.items() if key not in given},  # type: ignore[arg-type]
         )
+        connection.add_notice_handler(self._hear)
+        return connection
+
+    def _hear(self, said: psycopg.errors.Diagnostic) -> None:
+        """A farewell that arrives while nothing is asked comes as a notice."""
+        if said.severity_nonlocalized == "FATAL":
+            self.last_words = LastWords(said.sqlstate, said.message_primary or "")
 
     def held(self) -> psycopg.Connection[Row]:
         """The connection of the open transaction."""
@@ -212,9 +229,9 @@ class Database:
     def _check_state(self, *, undo: bool) -> None:
         """What the client side knows, without asking the server."""
         connection = self._connection
-        if connection is None or connection.closed or connection.pgconn.status is not ConnStatus.OK:
+        if connection is None or connection.closed or connection.pgconn.status != ConnStatus.OK:
             raise Fault("ConnectionLost", "the connection of the transaction is gone")
-        if connection.pgconn.pipeline_status is not PipelineStatus.OFF:
+        if connection.pgconn.pipeline_status != PipelineStatus.OFF:
             raise Fault("ConnectionLeftBusy", "the handler left the connection in a pipeline")
         match connection.info.transaction_status:
             case TransactionStatus.IDLE:
@@ -265,7 +282,7 @@ class Database:
         try:
             done = self._run(b"commit")
         except psycopg.Error as error:
-            if connection.closed or connection.pgconn.status is not ConnStatus.OK:
+            if connection.closed or connection.pgconn.status != ConnStatus.OK:
                 raise CommitInDoubt(str(error)) from error
             raise
         if done.statusmessage != "COMMIT":

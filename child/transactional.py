@@ -19,7 +19,7 @@ import psycopg
 from child.attempts import count_attempt
 from child.caller import Caller
 from child.channel import Channel, Work
-from child.database import Claim, ClaimRow, CommitInDoubt, Database, Fault
+from child.database import Claim, ClaimRow, CommitInDoubt, Database, Fault, LastWords
 from child.farewell import flush_output
 from child.message import Message
 from child.outcomes import Meta, describe, failure, find_sqlstate, without_our_frames
@@ -27,12 +27,14 @@ from child.process import shrug_at_group_signals, shrugs
 from child.results import fit_result
 from child.transaction import AsyncTransaction, Outbox, Transaction
 from shared import syncpoints
+from shared.text import clean_text
 from shared.wire.frames import DispatchHead, Frame, Kind, ProtocolError, encode
 
 if TYPE_CHECKING:
     from child.title import Title
 
 _DEFAULT_TIMEOUT_MS: Final = 30_000
+_ENDED_BY_HANDLER: Final = frozenset({"TransactionEndedByHandler", "ConnectionLeftBusy"})
 
 
 def make_step(
@@ -94,7 +96,7 @@ class _Worker:
                 self._say(Kind.TX_EMPTY, seq, {"next_visible_s": self._database.next_visible_s()})
         except psycopg.Error as error:
             self._database.close()
-            self._ended(seq, _of_driver(error), claimed=reported)
+            self._ended(seq, self._reason(error), claimed=reported)
             return None
         return claim
 
@@ -147,7 +149,7 @@ class _Worker:
             outcome = self._checked(claim, outcome)
         except (Fault, psycopg.Error) as error:
             self._database.close()
-            self._ended(seq, _why(error, outcome), claimed=True)
+            self._ended(seq, _more_telling(self._reason(error), outcome), claimed=True)
             return
         syncpoints.hit("child.tx.before_commit_request", ids)
         self._channel.send(fit_result(Kind.COMMIT_REQUEST, seq, outcome))
@@ -166,7 +168,7 @@ class _Worker:
             return
         except (Fault, psycopg.Error) as error:
             self._database.roll_back()
-            self._ended(seq, _found(error), claimed=True)
+            self._ended(seq, self._reason(error), claimed=True)
             return
         syncpoints.hit("child.tx.after_commit", ids)
         self._channel.send(encode(Kind.COMMITTED, seq))
@@ -209,6 +211,9 @@ class _Worker:
             case other:
                 raise ProtocolError(f"unknown verdict {other!r}")
 
+    def _reason(self, error: Fault | psycopg.Error) -> Meta:
+        return _found(error, self._database.last_words)
+
     # --- words ------------------------------------------------------------------------------------------------------
 
     def _say(self, kind: Kind, seq: int, meta: Meta) -> None:
@@ -221,26 +226,28 @@ class _Worker:
         self._channel.send(fit_result(Kind.TX_ENDED, seq, meta))
 
 
-def _of_driver(error: psycopg.Error) -> Meta:
-    """An error of the database outside the handler."""
-    meta: Meta = {"kind": "error", "error": describe(error, without_our_frames(error))}
-    meta["sqlstate"] = find_sqlstate(error)
+def _found(error: Fault | psycopg.Error, last_words: LastWords | None) -> Meta:
+    """An error that is not the handler's: of the transaction, or of the database."""
+    if isinstance(error, Fault):
+        meta = failure(error.kind, error.text)
+    else:
+        fields = describe(error, without_our_frames(error))
+        meta = {"kind": "error", "error": fields, "sqlstate": find_sqlstate(error)}
+    if last_words is not None and meta.get("sqlstate") is None:
+        meta["sqlstate"] = last_words.sqlstate
+        meta["error"]["message"] = clean_text(f"{last_words.text}: {meta['error']['message']}")
     return meta
 
 
-def _found(error: Fault | psycopg.Error) -> Meta:
-    return _of_driver(error) if isinstance(error, psycopg.Error) else failure(error.kind, error.text)
-
-
-def _why(error: Fault | psycopg.Error, outcome: Meta) -> Meta:
-    """The reason that says most: what the handler raised when its connection broke, else what we found."""
-    found, raised = _found(error), outcome.get("error")
+def _more_telling(found: Meta, outcome: Meta) -> Meta:
+    """What the handler raised when its connection broke says more than that it is broken."""
+    raised = outcome.get("error")
     if raised is None:
         return found
-    if not isinstance(error, Fault) or error.kind == "ConnectionLost":
-        return {**outcome, "sqlstate": outcome.get("sqlstate") or found.get("sqlstate")}
-    found["error"]["traceback"] = raised["traceback"]
-    return found
+    if found["error"]["type"] in _ENDED_BY_HANDLER:
+        found["error"]["traceback"] = raised["traceback"]
+        return found
+    return {**outcome, "sqlstate": outcome.get("sqlstate") or found.get("sqlstate")}
 
 
 def _is_async(handler: Callable[..., Any]) -> bool:
