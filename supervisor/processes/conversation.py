@@ -126,7 +126,7 @@ class Conversation:
         return ProgressReported(self.child, ClaimId(current), outcomes.text(frame.meta, "text"))
 
 
-def _translate(child: ChildId, claim_id: ClaimId, kind: Kind, meta: dict[str, Any]) -> Event:  # noqa: C901 - a table
+def _translate(child: ChildId, claim_id: ClaimId, kind: Kind, meta: dict[str, Any]) -> Event:
     match kind:
         case Kind.STARTED:
             return MessageStarted(child, claim_id)

@@ -76,7 +76,7 @@ class Endings:
     def _sweep(self, process: ChildProcess, *, give_up: float, pause_s: float) -> None:
         found = self._sweeper.sweep_child(
             process.child,
-            may_be_in_use=lambda started_at: self._table.may_be_in_use(started_at, besides=process),
+            may_be_in_use=lambda orphan: self._table.may_be_in_use(orphan, besides=process),
         )
         if found and self._loop.time() < give_up:
             next_s = min(pause_s * 2, _LAST_ROUND_S)

@@ -187,7 +187,7 @@ class Guard:
         try:
             self._spawn()
         except OSError as error:
-            _log.error("the guard cannot be started: %s", error)  # noqa: TRY400 - the reason is in the text
+            _log.error("the guard cannot be started: %s", error)
             self._failures += 1
             self._restart = self._loop.call_later(_RESTART_DELAYS_S[-1], self._respawn)
 

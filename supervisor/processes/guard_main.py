@@ -152,9 +152,12 @@ class Guard:
         roots: list[int] = []
         for pid, stat in stats.items():
             below.setdefault(stat.ppid, []).append(pid)
-            if pid in groups or stat.pgrp in groups or stat.session in groups:
-                roots.append(pid)
-            elif stat.alive and self._is_marked(pid, stat, None if everything else children):
+            if (
+                pid in groups
+                or stat.pgrp in groups
+                or stat.session in groups
+                or (stat.alive and self._is_marked(pid, stat, None if everything else children))
+            ):
                 roots.append(pid)
         found: dict[int, int] = {}
         while roots:

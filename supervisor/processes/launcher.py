@@ -19,6 +19,7 @@ from typing import Final, Protocol
 from supervisor.processes import marks
 
 PACKAGE_ROOT: Final = Path(__file__).resolve().parents[2]
+_TITLE_ROOM: Final = "." * 80  # a process title cannot be longer than the command line was
 CHILD_MAIN: Final = PACKAGE_ROOT / "child" / "__main__.py"
 
 
@@ -77,6 +78,7 @@ class PopenLauncher:
                     str(stack_fd),
                     str(os.getpid()),
                     queue,
+                    _TITLE_ROOM,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=output_end,

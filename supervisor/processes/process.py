@@ -56,6 +56,7 @@ class ChildProcess:
         self.spawned_at = clock()
         self.ready_at: float | None = None
         self.handed_at: float | None = None  # when the message in hand was handed over
+        self.module_processes: frozenset[procfs.Identity] = frozenset()  # what the import had started
         self.guard_slot = -1
         self.metrics_index = 0
         self.killed = False  # by us; what else kills is told apart from it

@@ -17,6 +17,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from shared import syncpoints
 from shared.wire.frames import Kind, ProtocolError, encode
 from supervisor.core.commands import (
     AbandonChild,
@@ -139,7 +140,7 @@ class Processes:
             async with asyncio.timeout(_CLOSE_LIMIT_S):
                 await self._endings.wait_until_none()
         except TimeoutError:
-            _log.error("%d children cannot be killed", len(self._table))  # noqa: TRY400 - nothing to trace
+            _log.error("%d children cannot be killed", len(self._table))
         self._upkeep.close()
         await self._guard.close()
 
@@ -188,10 +189,12 @@ class Processes:
         except ProtocolError as error:
             self._post(ProtocolBroken(command.child, str(error)))
             return
+        syncpoints.hit("parent.dispatch.before", {"msg_id": command.msg_id})
         self._guard.set_deadline(process.guard_slot, command.lease_deadline)
         process.begin(command.claim_id)
         process.channel.talk.dispatched(command.claim_id)
         process.channel.send(frame)
+        syncpoints.hit("parent.dispatch.after", {"msg_id": command.msg_id})
 
     def guard_leases(self, command: GuardLeases) -> None:
         """New deadlines; of running messages only, so that an idle child has none."""
@@ -244,8 +247,10 @@ class Processes:
         """Transactional: the verdict."""
         process = self._table.get(command.child)
         if process is not None and process.channel.talk.claim_id == command.claim_id:
+            syncpoints.hit("parent.verdict.before", {"claim": command.claim_id})
             process.channel.talk.answered()
             process.channel.send(frames_out.verdict_frame(command))
+            syncpoints.hit("parent.verdict.after", {"claim": command.claim_id})
 
     # --- inside -------------------------------------------------------------------------------------------------
 
@@ -287,6 +292,7 @@ class Processes:
     def _on_ready(self, process: ChildProcess) -> None:
         process.ready_at = self._clock()
         process.measure_peak()
+        process.module_processes = self._sweeper.started_by_module(process.child, process.pid, process.spawned_at)
 
     def _before_kill(self, process: ChildProcess) -> None:
         """Remember its tree: what cleared its environment could not be told from others afterwards."""

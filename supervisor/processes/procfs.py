@@ -13,6 +13,18 @@ TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")
 _MAX_ENVIRON_BYTES: Final = 1 << 20
 
 
+class Identity(NamedTuple):
+    """A process, named for good: pids are used again, but not with the same start."""
+
+    pid: int
+    start_ticks: int  # since boot
+
+    @property
+    def started_at(self) -> float:
+        """Start on CLOCK_BOOTTIME in seconds, rounded down to a tick."""
+        return self.start_ticks * TICK_S
+
+
 class Stat(NamedTuple):
     """The part of /proc/PID/stat that we use."""
 
@@ -21,17 +33,12 @@ class Stat(NamedTuple):
     pgrp: int
     session: int
     cpu_s: float
-    start_ticks: int  # since boot; with the pid it names a process for good
+    start_ticks: int
 
     @property
     def alive(self) -> bool:
         """Whether it can still run code."""
         return self.state not in {"Z", "X"}
-
-    @property
-    def started_at(self) -> float:
-        """Start on CLOCK_BOOTTIME in seconds, rounded down to a tick."""
-        return self.start_ticks * TICK_S
 
 
 def read_stat(pid: int) -> Stat | None:
@@ -68,7 +75,7 @@ def read_children(pid: int) -> list[int]:
             with open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file:
                 children += map(int, file.read(1 << 20).split())
         except FileNotFoundError:
-            if os.path.exists(f"/proc/{pid}/task/{thread}"):  # noqa: PTH110 - pathlib is not loaded in the guard
+            if os.path.exists(f"/proc/{pid}/task/{thread}"):
                 return [other for other in all_pids() if (stat := read_stat(other)) and stat.ppid == pid]
         except OSError:
             continue

@@ -27,6 +27,7 @@ from typing import Final
 
 from supervisor.processes import marks, procfs
 from supervisor.processes.killing import kill_exactly
+from supervisor.processes.procfs import Identity
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _UNWANTED_AFTER_S: Final = 1.0  # somebody in this process may want the status of a zombie that we do not know
@@ -65,8 +66,9 @@ class Sweeper:
         self._pid = os.getpid()
         self._namespace = procfs.pid_namespace()
         self._adjs = frozenset(child_oom_score_adj) - {procfs.read_oom_score_adj(self._pid)}
-        self._origins: dict[tuple[int, int], Origin] = {}
-        self._zombies: dict[tuple[int, int], float] = {}
+        self._origins: dict[Identity, Origin] = {}
+        self._zombies: dict[Identity, float] = {}
+        self._signalled: set[Identity] = set()
         self.killed: Counter[int] = Counter()  # by child id, until somebody takes the number
 
     def remember_tree(self, child: int, pid: int) -> None:
@@ -74,70 +76,80 @@ class Sweeper:
         for descendant in procfs.read_descendants(pid):
             stat = procfs.read_stat(descendant)
             if stat is not None:
-                self._origins[descendant, stat.start_ticks] = Origin(child=child)
+                self._origins[Identity(descendant, stat.start_ticks)] = Origin(child=child)
 
-    def sweep_child(self, child: int, *, may_be_in_use: Callable[[float], bool]) -> int:
+    def started_by_module(self, child: int, pid: int, spawned_at: float) -> frozenset[Identity]:
+        """What a child's imports have started and left running, daemons included; asked at its READY."""
+        self.remember_tree(child, pid)
+        own = {identity for identity, origin in self._origins.items() if origin.child == child}
+        for orphan, stat in self._escapees():
+            origin = self._origin(orphan, stat)
+            if origin.child == child or (origin.stray and orphan.started_at + procfs.TICK_S >= spawned_at):
+                own.add(orphan)
+        return frozenset(own)
+
+    def sweep_child(self, child: int, *, may_be_in_use: Callable[[Identity], bool]) -> int:
         """Kill all that a dead child left. Returns how much was found; call again until that is 0."""
         found = 0
-        for pid, stat in self._escapees():
-            origin = self._origin(pid, stat)
-            if origin.child == child or (origin.stray and not may_be_in_use(stat.started_at)):
+        for orphan, stat in self._escapees():
+            origin = self._origin(orphan, stat)
+            if origin.child == child or (origin.stray and not may_be_in_use(orphan)):
                 found += 1
-                self._end(pid, stat, child)
+                self._end(orphan, stat, child)
         return found
 
     def sweep_orphans(
         self,
         *,
         is_live: Callable[[int], bool],
-        outlived: Callable[[int, float], bool],
-        may_be_in_use: Callable[[float], bool],
-    ) -> int:
-        """Kill orphans that outlived their message or their child, reap zombies. Returns how much was ended."""
-        ended = 0
-        seen: set[tuple[int, int]] = set()
-        for pid, stat in self._escapees():
-            key = (pid, stat.start_ticks)
-            seen.add(key)
-            origin = self._origin(pid, stat)
+        outlived: Callable[[int, Identity], bool],
+        may_be_in_use: Callable[[Identity], bool],
+    ) -> bool:
+        """Kill orphans that outlived their message or their child, reap zombies. True: look again soon."""
+        progress = False
+        seen: set[Identity] = set()
+        for orphan, stat in self._escapees():
+            seen.add(orphan)
+            origin = self._origin(orphan, stat)
             child = origin.child
             if child is not None:
-                over = not is_live(child) or outlived(child, stat.started_at)
+                over = not is_live(child) or outlived(child, orphan)
             elif origin.mark is not None:
                 over = marks.owner_is_dead(origin.mark, self._namespace)
             else:
-                over = origin.stray and not may_be_in_use(stat.started_at)
-            if over or (not stat.alive and self._unwanted(key, origin)):
-                ended += 1
-                self._end(pid, stat, child)
-        self._zombies = {key: since for key, since in self._zombies.items() if key in seen}
-        return ended
+                over = origin.stray and not may_be_in_use(orphan)
+            if over or (not stat.alive and self._is_unwanted(orphan, origin)):
+                progress |= self._end(orphan, stat, child)
+        self._zombies = {orphan: since for orphan, since in self._zombies.items() if orphan in seen}
+        self._signalled &= seen
+        return progress
 
     def forget_gone(self) -> None:
         """Drop what was remembered of processes that are gone."""
         self._origins = {
-            (pid, ticks): origin
-            for (pid, ticks), origin in self._origins.items()
-            if (stat := procfs.read_stat(pid)) is not None and stat.start_ticks == ticks
+            identity: origin
+            for identity, origin in self._origins.items()
+            if (stat := procfs.read_stat(identity.pid)) is not None and stat.start_ticks == identity.start_ticks
         }
 
     def orphans_of(self, child: int) -> list[int]:
         """Living orphans that come from a child; part of its memory."""
-        return [pid for pid, stat in self._escapees() if stat.alive and self._origin(pid, stat).child == child]
+        return [
+            orphan.pid for orphan, stat in self._escapees() if stat.alive and self._origin(orphan, stat).child == child
+        ]
 
-    def _escapees(self) -> Iterable[tuple[int, procfs.Stat]]:
+    def _escapees(self) -> Iterable[tuple[Identity, procfs.Stat]]:
         for pid in procfs.read_children(self._pid):
             if self._leader_of(pid) is None and not self._is_own(pid):
                 stat = procfs.read_stat(pid)
                 if stat is not None and stat.ppid == self._pid:
-                    yield pid, stat
+                    yield Identity(pid, stat.start_ticks), stat
 
-    def _origin(self, pid: int, stat: procfs.Stat) -> Origin:
-        key = (pid, stat.start_ticks)
-        known = self._origins.get(key)
+    def _origin(self, orphan: Identity, stat: procfs.Stat) -> Origin:
+        known = self._origins.get(orphan)
         if known is None:
-            known = self._find_origin(pid, stat)
-            self._origins[key] = known
+            known = self._find_origin(orphan.pid, stat)
+            self._origins[orphan] = known
         return known
 
     def _find_origin(self, pid: int, stat: procfs.Stat) -> Origin:
@@ -153,37 +165,45 @@ class Sweeper:
             return Origin(mark=mark)
         return _STRAY if procfs.read_oom_score_adj(pid) in self._adjs else _STRANGER
 
-    def _unwanted(self, key: tuple[int, int], origin: Origin) -> bool:
+    def _is_unwanted(self, orphan: Identity, origin: Origin) -> bool:
         if origin != _STRANGER:
             return True
         now = self._clock()
-        return now - self._zombies.setdefault(key, now) >= _UNWANTED_AFTER_S
+        return now - self._zombies.setdefault(orphan, now) >= _UNWANTED_AFTER_S
 
-    def _end(self, pid: int, stat: procfs.Stat, child: int | None) -> None:
+    def _end(self, orphan: Identity, stat: procfs.Stat, child: int | None) -> bool:
+        """Kill it or reap it. False: it was killed before and is still there."""
+        progress = orphan not in self._signalled
         if stat.alive:
-            self._kill_tree(pid, child)
-        self._reap(pid, stat, child)
+            self._signalled.add(orphan)
+            self._kill_tree(orphan.pid, child)
+        return self._reap(orphan, child) or progress
 
     def _kill_tree(self, pid: int, child: int | None) -> None:
         """Kill an orphan and what is below it. Parents first, so that nobody is there to start another."""
-        origin = Origin(child=child)
-        below = [(other, stat) for other in procfs.read_descendants(pid) if (stat := procfs.read_stat(other))]
+        below = [
+            Identity(other, stat.start_ticks)
+            for other in procfs.read_descendants(pid)
+            if (stat := procfs.read_stat(other)) is not None
+        ]
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)  # a direct child that only we reap: the number is surely its own
-        for other, stat in below:
+        for identity in below:
             if child is not None:
-                self._origins[other, stat.start_ticks] = origin
-            kill_exactly(other, stat.start_ticks)
+                self._origins[identity] = Origin(child=child)
+            kill_exactly(identity.pid, identity.start_ticks)
 
-    def _reap(self, pid: int, stat: procfs.Stat, child: int | None) -> None:
+    def _reap(self, orphan: Identity, child: int | None) -> bool:
         try:
-            reaped, status = os.waitpid(pid, os.WNOHANG)
+            reaped, status = os.waitpid(orphan.pid, os.WNOHANG)
         except ChildProcessError:
-            return
-        if reaped:
-            self._origins.pop((pid, stat.start_ticks), None)
-            if child is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-                self.killed[child] += 1
+            return False
+        if not reaped:
+            return False
+        self._origins.pop(orphan, None)
+        if child is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            self.killed[child] += 1
+        return True
 
 
 def kill_left_overs_of_the_dead(namespace: int) -> int:

@@ -7,7 +7,7 @@ from typing import Final
 
 from supervisor.core.types import ChildId
 from supervisor.processes.process import ChildProcess
-from supervisor.processes.procfs import TICK_S
+from supervisor.processes.procfs import TICK_S, Identity
 
 _REMEMBERED: Final = 1000
 
@@ -61,19 +61,19 @@ class Table:
         del self._children[process.child]
         del self._by_pid[process.pid]
 
-    def may_be_in_use(self, started_at: float, *, besides: ChildProcess | None = None) -> bool:
-        """Whether a process that started then may belong to a message that still runs, or to a living module."""
-        return any(
-            process is not besides and not process.ended and not outlived(process, started_at) for process in self
-        )
+    def may_be_in_use(self, orphan: Identity, *, besides: ChildProcess | None = None) -> bool:
+        """Whether an orphan of unknown origin may belong to a message that still runs, or to a living module."""
+        return any(process is not besides and not process.ended and not outlived(process, orphan) for process in self)
 
 
-def outlived(process: ChildProcess, started_at: float) -> bool:
-    """Whether an orphan of this child, started then, belongs to a message that has ended.
+def outlived(process: ChildProcess, orphan: Identity) -> bool:
+    """Whether an orphan, if it comes from this child, belongs to a message that has ended.
 
-    What started before READY belongs to the handler's module and may stay as long as the child. Start times are
-    rounded down to a tick: in doubt it belongs to the message in hand.
+    What was there at READY belongs to the handler's module and may stay as long as the child. Start times are rounded
+    down to a tick: in doubt an orphan belongs to the message in hand.
     """
-    if process.ready_at is None or started_at <= process.ready_at:
-        return started_at + TICK_S < process.spawned_at  # older than the child: not from it
-    return process.handed_at is None or started_at + TICK_S < process.handed_at
+    if process.ready_at is None:
+        return orphan.started_at + TICK_S < process.spawned_at  # older than the child: not from it
+    if orphan in process.module_processes:
+        return False
+    return process.handed_at is None or orphan.started_at + TICK_S < process.handed_at

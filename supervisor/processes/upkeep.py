@@ -10,6 +10,7 @@ from supervisor.core.events import Event, MemoryMeasured
 from supervisor.processes import memory
 from supervisor.processes.endings import OnSwept
 from supervisor.processes.oom import OomWatch
+from supervisor.processes.procfs import Identity
 from supervisor.processes.sweeper import Sweeper
 from supervisor.processes.table import Table, outlived
 
@@ -58,18 +59,18 @@ class Upkeep:
         self._timers[job] = self._loop.call_later(job(), self._run, job)
 
     def _orphans(self) -> float:
-        ended = self._sweeper.sweep_orphans(
+        again = self._sweeper.sweep_orphans(
             is_live=lambda child: self._table.live(child) is not None,
             outlived=self._has_outlived,
             may_be_in_use=self._table.may_be_in_use,
         )
         for child in list(self._sweeper.killed):
             self._on_swept(self._table.queue_of(child), self._sweeper.killed.pop(child))
-        return _AFTER_A_KILL_S if ended else _ORPHANS_EVERY_S
+        return _AFTER_A_KILL_S if again else _ORPHANS_EVERY_S
 
-    def _has_outlived(self, child: int, started_at: float) -> bool:
+    def _has_outlived(self, child: int, orphan: Identity) -> bool:
         process = self._table.live(child)
-        return process is None or outlived(process, started_at)
+        return process is None or outlived(process, orphan)
 
     def _peaks(self) -> float:
         self._oom.note()

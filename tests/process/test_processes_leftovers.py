@@ -1,0 +1,187 @@
+"""What handlers start and leave behind is gone within a second of their end, and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from supervisor.core.commands import SendExit
+from supervisor.core.events import MemoryMeasured
+from supervisor.core.types import SUCCESS
+from supervisor.processes import procfs
+from tests.support.processes import World, alive, spec_for, world
+
+PRELUDE = """
+import os, subprocess, sys, time
+def tell(pid): print('pid', pid, flush=True)
+def fork_without_exec():
+    pid = os.fork()
+    if pid == 0:
+        while True: time.sleep(1000)
+    tell(pid)
+def double_fork(clean=False, setsid=True):
+    if os.fork() == 0:
+        if setsid: os.setsid()
+        pid = os.fork()
+        if pid == 0:
+            tell(os.getpid())
+            os.execve('/bin/sleep', ['sleep', '999'], {} if clean else os.environ)
+        os._exit(0)
+    os.wait()
+    time.sleep(0.05)
+def three_levels():
+    code = '''
+import os, sys, time
+os.setpgid(0, 0)
+print('pid', os.getpid(), flush=True)
+if int(sys.argv[1]): os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, '-c', sys.argv[2], str(int(sys.argv[1]) - 1), sys.argv[2]])
+time.sleep(999)
+'''
+    subprocess.Popen([sys.executable, '-c', code, '2', code])
+    time.sleep(0.4)
+"""
+
+WAYS = {
+    "plain": "tell(subprocess.Popen(['sleep', '999']).pid)",
+    "setsid": "tell(subprocess.Popen(['sleep', '999'], start_new_session=True).pid)",
+    "nohup": "tell(subprocess.Popen(['nohup', 'sleep', '999'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)",
+    "shell": "subprocess.run(['sh', '-c', 'sleep 999 & echo pid $!'])",
+    "double_fork": "double_fork()",
+    "double_fork_same_group": "double_fork(setsid=False)",
+    "forked_without_exec": "fork_without_exec()",
+    "three_levels": "three_levels()",
+    "cleared_environment": "double_fork(clean=True)",
+}
+END = {
+    "kill": "os.kill(os.getpid(), 9)",
+    "exit": "os._exit(0)",
+    "hang": "time.sleep(3600)",
+}
+
+
+def told_pids(it: World) -> list[int]:
+    """Pids that a handler printed."""
+    return [int(line.split()[1]) for _, _, line in it.lines if line.startswith("pid ")]
+
+
+def handler(body: str) -> str:
+    """A handler with the tools above."""
+    return PRELUDE + "def handle(message):\n    " + body.replace("\n", "\n    ") + "\n"
+
+
+@pytest.mark.parametrize("end", END)
+@pytest.mark.parametrize("way", WAYS)
+async def test_nothing_survives_its_child(tmp_path: Path, way: str, end: str) -> None:
+    """Whatever way it was started, and however the child ended: ChildDied comes when all is gone."""
+    async with world(spec_for(tmp_path, handler(WAYS[way] + "\nprint('there', flush=True)\n" + END[end]))) as it:
+        child = await it.ready()
+        it.dispatch(child)
+        await it.until(lambda: any(line == "there" for _, _, line in it.lines))
+        began = time.monotonic()
+        if end == "hang":
+            it.kill(child)
+        await it.died(child)
+        assert time.monotonic() - began < 1.0
+        pids = told_pids(it)
+        assert pids
+        assert not [pid for pid in pids if alive(pid)]
+        assert procfs.read_children(os.getpid()) == [it.processes._guard.pid]
+        assert it.swept >= len(pids)
+
+
+@pytest.mark.parametrize("way", ["shell", "double_fork", "cleared_environment"])
+async def test_an_orphan_that_outlives_its_message_is_swept_while_the_child_lives(tmp_path: Path, way: str) -> None:
+    """A daemon of a message that ended goes within a second; the child stays."""
+    async with world(spec_for(tmp_path, handler(WAYS[way]))) as it:
+        child = await it.ready()
+        assert await it.finished(it.dispatch(child)) == SUCCESS
+        (pid,) = await it.until(lambda: told_pids(it))
+        await it.until(lambda: not alive(pid) and it.swept == (way != "cleared_environment"), timeout_s=1.0)
+        assert await it.finished(it.dispatch(child)) == SUCCESS
+
+
+async def test_an_orphan_of_the_message_in_hand_stays(tmp_path: Path) -> None:
+    """A daemon may work for its message as long as the message runs."""
+    body = "double_fork()\nwhile not os.path.exists(message.body): time.sleep(0.01)"
+    flag = tmp_path / "go on"
+    async with world(spec_for(tmp_path, handler(body))) as it:
+        child = await it.ready()
+        claim = it.dispatch(child, f'"{flag}"'.encode())
+        (pid,) = await it.until(lambda: told_pids(it))
+        await asyncio.sleep(1.2)  # two looks at the orphans: what is awaited is that nothing happens
+        assert alive(pid)
+        flag.touch()
+        assert await it.finished(claim) == SUCCESS
+        await it.until(lambda: not alive(pid), timeout_s=1.5)
+
+
+async def test_helpers_of_the_module_stay_as_long_as_the_child(tmp_path: Path) -> None:
+    """A pool and a daemon that an import started belong to the module: swept at the child's end only."""
+    source = PRELUDE + "double_fork()\ntell(subprocess.Popen(['sleep', '999']).pid)\ndef handle(message): ...\n"
+    async with world(spec_for(tmp_path, source)) as it:
+        child = await it.ready()
+        await it.finished(it.dispatch(child))
+        pids = await it.until(lambda: told_pids(it))
+        assert len(pids) == 2
+        await asyncio.sleep(1.2)  # two looks at the orphans: what is awaited is that nothing happens
+        assert all(map(alive, pids))
+        it.processes.send_exit(SendExit(child))
+        assert (await it.died(child)).exit_code == 0
+        assert not any(map(alive, pids))
+        assert it.swept == 2
+
+
+async def test_a_daemon_that_holds_the_output_is_not_waited_for(tmp_path: Path) -> None:
+    """The end of a child is its pidfd's, not the end of a pipe that somebody else has open."""
+    source = handler("double_fork()\nos._exit(3)")
+    async with world(spec_for(tmp_path, source)) as it:
+        child = await it.ready()
+        it.dispatch(child)
+        assert (await it.died(child, timeout_s=2)).exit_code == 3
+
+
+async def test_strangers_are_left_alone(tmp_path: Path) -> None:
+    """A server that this supervisor started is not swept, and no status that somebody waits for is stolen."""
+    with subprocess.Popen(["sh", "-c", "read line; exit 5"], stdin=subprocess.PIPE) as own:
+        assert own.stdin is not None
+        async with world(spec_for(tmp_path, "def handle(message): ..."), left_alone=own.pid) as it:
+            it.processes.protect(own.pid)
+            shell = subprocess.run(["sh", "-c", "sleep 998 >/dev/null & echo $!"], stdout=subprocess.PIPE, check=True)
+            adopted = int(shell.stdout)
+            child = await it.ready()
+            it.kill(child)
+            await it.died(child)
+            own.stdin.close()
+            await asyncio.sleep(1.7)  # beyond the time after which an unwanted zombie is reaped
+            assert alive(adopted)
+            os.kill(adopted, signal.SIGKILL)
+            await it.until(lambda: procfs.read_stat(adopted) is None, timeout_s=3, what="the reaping of a stranger")
+    assert own.returncode == 5
+
+
+async def test_memory_of_the_whole_tree_is_measured(tmp_path: Path) -> None:
+    """What helpers and orphans of a message hold counts; below the limit nothing is told."""
+    source = handler(
+        """
+        code = 'x = bytearray(b"x" * (40 << 20)); import time; time.sleep(999)'
+        if message.body:
+            subprocess.Popen([sys.executable, '-c', code])
+            subprocess.run(['sh', '-c', f"{sys.executable} -c '{code}' & "])
+            time.sleep(999)
+        time.sleep(0.5)
+        """.replace("\n        ", "\n").strip()
+    )
+    async with world(spec_for(tmp_path, source, memory_limit_bytes=80 << 20)) as it:
+        child = await it.ready()
+        await it.finished(it.dispatch(child, b"0"))
+        assert not any(isinstance(event, MemoryMeasured) for event in it.events)
+        it.dispatch(child, b"1")
+        measured = await it.event(MemoryMeasured, child)
+        assert measured.tree_bytes > 80 << 20
