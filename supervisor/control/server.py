@@ -71,7 +71,12 @@ class ControlServer:
         else:
             task = asyncio.create_task(self._serve(sock), name="control-connection")
             self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
+            task.add_done_callback(lambda done: self._ended(done, sock))
+
+    def _ended(self, task: asyncio.Task[None], sock: socket.socket) -> None:
+        """Close also what was cancelled before it began."""
+        self._connections.discard(task)
+        sock.close()
 
     async def _serve(self, sock: socket.socket) -> None:
         sock.setblocking(False)
