@@ -53,12 +53,11 @@ def _tell_nobody(_: Fact) -> None:
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """Depth of a queue. in_flight has what waits for its next attempt too: the table does not tell them apart."""
+    """Depth of a queue: what could be claimed now, and since when the oldest of it waits."""
 
     visible: int
-    in_flight: int
-    delayed: int
     oldest_visible_s: float | None
+    at_limit: bool  # there are at least `visible`; counting ended there
 
 
 class Database:
@@ -228,14 +227,15 @@ class Database:
         """Resume a queue; False: the table could not be changed. Posts `PauseChanged`."""
         return await self._pauses.resume(queue)
 
-    async def counts(self, queue: str) -> QueueCounts | None:
-        """Count a queue; None where the database does not answer. Reads every row: ask seldom."""
+    async def counts(self, queue: str, limit: int = 1_000_000) -> QueueCounts | None:
+        """Count what is visible, up to `limit`; None where the database does not answer. Ask seldom."""
 
         async def count(connection: Connection) -> QueueCounts:
-            cursor = await connection.execute(queue_statements.counts(queue))
+            cursor = await connection.execute(queue_statements.sample(queue), {"limit": limit})
             row = await cursor.fetchone()
             assert row is not None
-            return QueueCounts(*row)
+            visible, oldest_s = row
+            return QueueCounts(visible, oldest_s, at_limit=visible >= limit)
 
         try:
             return await self._pool.run("count", count)

@@ -8,6 +8,7 @@ that takes the whole table's lock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Final
@@ -23,6 +24,7 @@ from supervisor.telemetry.facts import Fact, NotifyRepaired, NotifySetupFailed
 __all__ = ["Keeper", "keep_notifications"]
 
 _LOCK_TIMEOUT_MS: Final = 2000
+_ABSENT_AGAIN_S: Final = 1.0
 
 
 class Keeper:
@@ -36,6 +38,7 @@ class Keeper:
         self._tell = tell
         self._interval_s = interval_s
         self._told: dict[QueueName, str] = {}  # the failure that was told last
+        self._absent = False  # a queue is still to be made: look again soon
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="notification keeper")
 
@@ -47,12 +50,13 @@ class Keeper:
         while True:
             # Jitter: many supervisors look after the same queues.
             wait_s = self._interval_s * random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, protects nothing
-            try:
+            if self._absent:
+                wait_s = min(wait_s, _ABSENT_AGAIN_S)
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
             self._wake.clear()
+            self._absent = False
             for queue in self._queues:
                 await self._look_after(queue)
 
@@ -66,6 +70,9 @@ class Keeper:
                 self._tell(NotifySetupFailed(queue, str(failure)))
             return
         self._told.pop(queue, None)
+        if repaired == "queue":
+            self._absent = True
+            return
         if repaired is not None:
             self._tell(NotifyRepaired(queue, repaired))
 
@@ -76,9 +83,12 @@ class Keeper:
 
 
 async def keep_notifications(connection: Connection, queue: str) -> str | None:
-    """Make or repair the notifications of a queue; says what was missing: "trigger", "throttle" or None."""
-    if await _missing(connection, queue) is None:
-        return None
+    """Make or repair the notifications of a queue; says what was missing: "trigger", "throttle" or None.
+
+    "queue": it is not there (yet), nothing was done.
+    """
+    if (missing := await _missing(connection, queue)) in {None, "queue"}:
+        return missing
     async with connection.transaction():
         await connection.execute(queues.SET_LOCK_TIMEOUT, {"timeout_ms": _LOCK_TIMEOUT_MS})
         await connection.execute(notifying.LOCK_QUEUE, {"queue": queue})
@@ -95,7 +105,9 @@ async def _missing(connection: Connection, queue: str) -> str | None:
     cursor = await connection.execute(notifying.CHECK, {"queue": queue})
     row = await cursor.fetchone()
     assert row is not None
-    _, trigger, throttle_row = row
+    queue_stands, trigger, throttle_row = row
+    if not queue_stands:
+        return "queue"
     if not trigger:
         return "trigger"
     return None if throttle_row else "throttle"

@@ -23,11 +23,13 @@ __all__ = [
     "count_archived",
     "counts",
     "dlq_ids",
+    "dlq_last",
     "dlq_list",
     "dlq_purge",
     "dlq_redrive",
     "dlq_show",
     "purge_batch",
+    "sample",
 ]
 
 LIST: Final = b"select queue_name, is_partitioned, is_unlogged from pgmq.meta order by queue_name"
@@ -94,6 +96,22 @@ def counts(queue: str) -> bytes:
 
 
 @lru_cache(maxsize=1024)
+def sample(queue: str) -> bytes:
+    """Compose a bounded look at a queue: visible messages, up to `limit`, and the age of the oldest one in seconds.
+
+    Parameter: limit. Both go along the index on vt. Locks nothing.
+    """
+    return compose(
+        """
+        select (select count(*) from (select from {q} as m where m.vt <= now() limit %(limit)s) as some),
+               (select extract(epoch from now() - m.vt)::float8 from {q} as m
+                where m.vt <= now() and m.vt > '-infinity' order by m.vt limit 1)
+        """,
+        q=live(queue),
+    )
+
+
+@lru_cache(maxsize=1024)
 def count_archived(queue: str) -> bytes:
     """Compose the count of a queue's archive. Reads all of it; locks nothing."""
     return compose("select count(*) from {a}", a=archived(queue))
@@ -130,10 +148,12 @@ _OURS: Final = sql.SQL(
     " and (m.message -> 'source' -> 'queue') = to_jsonb(%(source)s::text)"
 )
 
+_REASON: Final = sql.SQL("(%(reason)s::text is null or m.message ->> 'reason' = %(reason)s::text)")
+
 
 @lru_cache(maxsize=64)
 def dlq_list(queue: str) -> bytes:
-    """Compose the list of dead letters of a source, oldest first. Parameters: source, after, limit.
+    """Compose the list of dead letters of a source, oldest first. Parameters: source, reason (or NULL), after, limit.
 
     Columns: msg_id, reason, source msg_id, attempt, deaths, error type, error message (cut), cause of death,
     dead_lettered_at; all but the first are text. Locks nothing.
@@ -145,14 +165,21 @@ def dlq_list(queue: str) -> bytes:
                m.message -> 'error' ->> 'type', left(m.message -> 'error' ->> 'message', 500),
                m.message -> 'death' ->> 'cause', coalesce(m.message ->> 'dead_lettered_at', {enqueued_at})
         from {q} as m
-        where {ours} and m.msg_id > %(after)s
+        where {ours} and {reason} and m.msg_id > %(after)s
         order by m.msg_id
         limit %(limit)s
         """,
         q=live(queue),
         ours=_OURS,
+        reason=_REASON,
         enqueued_at=iso("m.enqueued_at"),
     )
+
+
+@lru_cache(maxsize=64)
+def dlq_last(queue: str) -> bytes:
+    """Compose the highest number in a dead-letter queue, or NULL: what comes later is not of this redrive."""
+    return compose("select max(m.msg_id) from {q} as m", q=live(queue))
 
 
 @lru_cache(maxsize=64)
@@ -163,11 +190,21 @@ def dlq_show(queue: str) -> bytes:
 
 @lru_cache(maxsize=64)
 def dlq_ids(queue: str) -> bytes:
-    """Compose the numbers of the dead letters of a source. Parameters: source, after, limit. Locks nothing."""
+    """Compose the numbers of the dead letters of a source, in order.
+
+    Parameters: source, reason (or NULL), after and upto (numbers), limit. Locks nothing.
+    """
     return compose(
-        "select m.msg_id from {q} as m where {ours} and m.msg_id > %(after)s order by m.msg_id limit %(limit)s",
+        """
+        select m.msg_id
+        from {q} as m
+        where {ours} and {reason} and m.msg_id > %(after)s and m.msg_id <= %(upto)s
+        order by m.msg_id
+        limit %(limit)s
+        """,
         q=live(queue),
         ours=_OURS,
+        reason=_REASON,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Final
 __all__ = [
     "CREATE_SCHEMA",
     "FACTS",
+    "HAS_PGMQ",
     "IN_RECOVERY",
     "LOCK_SCHEMA",
     "PAUSE",
@@ -20,6 +21,8 @@ __all__ = [
 PING: Final = b"select 1"
 
 IN_RECOVERY: Final = b"select pg_is_in_recovery()"
+
+HAS_PGMQ: Final = b"select to_regclass('pgmq.meta') is not null"
 
 FACTS: Final = b"""
 select current_setting('server_version_num')::integer,
