@@ -149,6 +149,7 @@ def _loop(channel: Channel, step: Step) -> None:
             continue
         if isinstance(frame, Work) or frame.kind is Kind.PERMIT:
             step(frame)
+            del frame  # a body may be large, and the wait for the next message long
         elif frame.kind is Kind.EXIT:
             return
         elif frame.kind is not Kind.STOP:  # a STOP that came too late for its message

@@ -26,9 +26,7 @@ def cpu_us(pid: int) -> float:
 
 def run_round(child: ChildHarness, messages: int) -> tuple[float, float]:
     """Microseconds of the child's CPU and of wall time a message."""
-    frames = [
-        encode_dispatch(n, DispatchHead(n, 1, 1, 1, 60_000, 0), b"", b'{"n": 1}') for n in range(1, messages + 1)
-    ]
+    frames = [encode_dispatch(n, DispatchHead(n, 1, 1, 1, 60_000, 0), b"", b'{"n": 1}') for n in range(1, messages + 1)]
     child.socket.settimeout(None)
     cpu, wall = cpu_us(child.pid), time.perf_counter()
     for frame in frames:

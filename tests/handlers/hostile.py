@@ -70,7 +70,7 @@ def fail(message: Any) -> Any:  # noqa: C901, PLR0912 - a table of failures
         case "generator exit":
             raise GeneratorExit
         case "base":
-            raise BaseException("base")
+            raise BaseException("base")  # noqa: TRY002 - the point
         case "stopped":
             message.raise_if_stopped.__globals__["Stopped"]("not asked for")
             raise message.raise_if_stopped.__globals__["Stopped"]("not asked for")

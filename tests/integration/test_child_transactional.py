@@ -14,6 +14,7 @@ import pytest
 from shared.wire.frames import Frame, Kind
 from tests.support.childharness import ChildHarness
 from tests.support.databases import with_dbname
+from tests.support.pooler import transaction_pooler
 from tests.support.waiting import eventually
 
 ACK = {"verdict": "ack", "mode": "delete", "keep_work": True}
@@ -28,7 +29,8 @@ def db(database: str) -> Iterator[psycopg.Connection[Any]]:
             connection.execute("select pgmq.create(%s)", (queue,))
         connection.execute("create table bookings (msg_id bigint)")
         connection.execute(
-            "create table strict (id int constraint one unique deferrable initially deferred); insert into strict values (1)"
+            "create table strict (id int constraint one unique deferrable initially deferred);"
+            " insert into strict values (1)"
         )
         yield connection
 
@@ -174,7 +176,7 @@ def test_a_refusal_rolls_everything_back(db: psycopg.Connection[Any], database: 
 
 
 def test_attempts_are_counted_with_refunds_and_debts(db: psycopg.Connection[Any], database: str) -> None:
-    """attempt = read_ct + owed - refunds, from the headers that belong to this message only."""
+    """The attempt is read_ct + owed - refunds, from the headers that belong to this message only."""
     msg_id = send(db, "result = message.dead_letter(f'{message.attempt} {message.deliveries} {message.headers}')")
     own = json.dumps({"x-supervisor": {"queue": "orders", "msg_id": msg_id, "refunds": 2}, "k": 1})
     db.execute("update pgmq.q_orders set read_ct = 6, headers = %s::jsonb", (own,))
@@ -223,7 +225,9 @@ def test_a_failed_send_fails_the_message(db: psycopg.Connection[Any], database: 
         child.answer(seq, REFUSE)
 
 
-@pytest.mark.parametrize("call", ["'Bad Name', 1", "'audit', object()", "'audit', float('nan')", "'audit', 1, delay=-1"])
+@pytest.mark.parametrize(
+    "call", ["'Bad Name', 1", "'audit', object()", "'audit', float('nan')", "'audit', 1, delay=-1"]
+)
 def test_a_send_that_cannot_be_is_refused_at_once(db: psycopg.Connection[Any], database: str, call: str) -> None:
     """The handler sees the error where it made it."""
     send(db, f"tx.send({call})")
@@ -310,7 +314,8 @@ def test_a_closed_connection_is_never_an_ack(db: psycopg.Connection[Any], databa
 def child_sessions(db: psycopg.Connection[Any]) -> int:
     """Sessions of children that hold a transaction."""
     row = db.execute(
-        "select count(*) from pg_stat_activity where application_name like 'pgmq-supervisor%' and xact_start is not null"
+        "select count(*) from pg_stat_activity"
+        " where application_name like 'pgmq-supervisor%' and xact_start is not null"
     ).fetchone()
     assert row is not None
     return int(row[0])
@@ -373,6 +378,27 @@ def test_a_deferred_constraint_is_told_and_not_in_doubt(db: psycopg.Connection[A
         assert (count(db, "bookings"), read_ct(db, msg_id)) == (0, (0, True))
         seq, _ = child.ask()
         child.answer(seq, REFUSE)
+
+
+def test_a_connection_lost_during_commit_is_in_doubt(db: psycopg.Connection[Any], database: str) -> None:
+    """COMMIT was sent and no answer came, whatever was said before the end."""
+    db.execute(
+        """
+        create function leave() returns trigger language plpgsql as
+            $$ begin perform pg_terminate_backend(pg_backend_pid()); return null; end $$;
+        create constraint trigger leave after insert on bookings deferrable initially deferred
+            for each row execute function leave();
+        """
+    )
+    send(db, 1)
+    with TxChild("book", database) as child:
+        seq, _ = child.ask()
+        frame = child.answer(seq, ACK)
+        assert frame.kind is Kind.TX_ENDED
+        assert (frame.meta["in_doubt"], frame.meta["claimed"]) == (True, True)
+        db.execute("drop trigger leave on bookings")
+        seq, _ = child.ask()
+        assert child.answer(seq, ACK).kind is Kind.COMMITTED
 
 
 def test_leftovers_of_a_handler_do_not_reach_the_next(db: psycopg.Connection[Any], database: str) -> None:
@@ -498,3 +524,20 @@ def test_a_forked_copy_does_not_touch_the_session(db: psycopg.Connection[Any], d
         assert outcome == {"kind": "success"}
         assert child.answer(seq, ACK).kind is Kind.COMMITTED
         assert count(db, "bookings") == 1
+
+
+def test_a_transaction_pooler_may_stand_between(db: psycopg.Connection[Any], database: str) -> None:
+    """Two children share one server session, message after message: nothing lives outside a transaction."""
+    with (
+        transaction_pooler(database, server_sessions=1) as dsn,
+        TxChild("book", dsn) as one,
+        TxChild("execute", dsn) as two,
+    ):
+        for _ in range(4):
+            send(db, "tx.send('audit', 1)")
+            seq, _ = two.ask()
+            assert two.answer(seq, ACK).kind is Kind.COMMITTED
+            send(db, "x")
+            seq, _ = one.ask()
+            assert one.answer(seq, ACK).kind is Kind.COMMITTED
+        assert (count(db, "bookings"), count(db, "pgmq.q_audit")) == (8, 4)

@@ -165,7 +165,7 @@ def test_modules_of_a_handler_are_not_hidden_by_ours(tmp_path: Path) -> None:
 
 
 def test_processes_of_multiprocessing_do_not_become_children(tmp_path: Path) -> None:
-    """spawn imports the main file again, which then does nothing."""
+    """Spawning imports the main file again, which then does nothing."""
     code = """
 import multiprocessing, os
 
@@ -191,14 +191,13 @@ def handle(message):
 
 def test_our_descriptors_are_private() -> None:
     """No program that a handler starts inherits them."""
-    code = "import subprocess; result = message.dead_letter(subprocess.check_output(['ls', '/proc/self/fd'], text=True))"
+    code = """
+import subprocess
+listing = subprocess.check_output(["ls", "/proc/self/fd"], close_fds=False, text=True)
+result = message.dead_letter(listing)
+"""
     with ChildHarness("plain:execute") as child:
-        assert child.run(code.replace("check_output(", "check_output(close_fds=False, args="))["reason"].split() == [
-            "0",
-            "1",
-            "2",
-            "3",
-        ]
+        assert child.run(code)["reason"].split() == ["0", "1", "2", "3"]  # 3 is the listing's own
 
 
 def test_a_program_of_the_handler_has_the_usual_signals() -> None:

@@ -411,7 +411,7 @@ def test_endless_threads_and_exit_handlers_are_bounded() -> None:
 
 
 def test_a_child_of_a_dead_parent_does_not_start() -> None:
-    """getppid is asked after PDEATHSIG was set."""
+    """The parent is asked for after PDEATHSIG was set."""
     with ChildHarness("plain:succeed", claimed_parent=1, wait_ready=False) as child:
         assert child.wait() == 79
 

@@ -67,7 +67,10 @@ def test_off_a_point_costs_next_to_nothing() -> None:
     assert (time.perf_counter() - before) / rounds < 1e-6
 
 
-@pytest.mark.parametrize("broken", ["no socket", "no token", "short token", "other token", "readable", "missing", "link"])
+BROKEN = ["no socket", "no token", "short token", "other token", "readable", "missing", "link"]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
 def test_without_proof_they_stay_off(environ: dict[str, str], broken: str, capfd: pytest.CaptureFixture[str]) -> None:
     """No variable alone switches them on."""
     proof = Path(syncpoints.token_path(environ[syncpoints.SOCKET_VARIABLE]))
