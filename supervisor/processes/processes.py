@@ -42,7 +42,7 @@ from supervisor.processes.oom import OomWatch
 from supervisor.processes.output import OnOutput, Output
 from supervisor.processes.process import ChildProcess
 from supervisor.processes.spec import ChildSpec, hello
-from supervisor.processes.sweeper import Sweeper, become_subreaper, kill_left_overs_of_the_dead
+from supervisor.processes.sweeper import Sweeper, adopt_orphans, kill_left_overs_of_the_dead
 from supervisor.processes.table import Table
 from supervisor.processes.upkeep import Upkeep
 
@@ -117,7 +117,7 @@ class Processes:
         """Guard first, then the sweep of left-overs. Raises `OSError` or `TimeoutError` when there is no guard."""
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited: the kernel would reap for us, unseen
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        become_subreaper()
+        adopt_orphans()
         await self._guard.start()
         namespace = procfs.pid_namespace()
         killed = 0

@@ -223,6 +223,6 @@ def kill_left_overs_of_the_dead(namespace: int) -> int:
     return found
 
 
-def become_subreaper() -> None:
-    """Adopt orphans below us (PR_SET_CHILD_SUBREAPER, Linux 3.4)."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+def adopt_orphans(*, on: bool = True) -> None:
+    """Make orphans below us our children (PR_SET_CHILD_SUBREAPER, Linux 3.4)."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)

@@ -26,6 +26,7 @@ from supervisor.core.types import ChildId, ClaimId, DeathFacts, Outcome, QueueNa
 from supervisor.processes import procfs
 from supervisor.processes.processes import Processes
 from supervisor.processes.spec import ChildSpec
+from supervisor.processes.sweeper import adopt_orphans
 
 Found = TypeVar("Found")
 PATIENCE_S = 20.0
@@ -43,6 +44,7 @@ class World:
         self._changed = asyncio.Event()
         self._ids = itertools.count(1)
         self.pids: dict[ChildId, int] = {}
+        self.children_before = set(procfs.read_children(os.getpid()))
         self.processes = Processes(
             queues=queues,
             post=self._post,
@@ -53,6 +55,11 @@ class World:
             supervisor_name="test",
             **options,
         )
+
+    def adopted(self) -> set[int]:
+        """Children of this process that neither were there before nor are the guard or in the table."""
+        known = {self.processes._guard.pid, *(process.pid for process in self.processes._table)}
+        return set(procfs.read_children(os.getpid())) - self.children_before - known
 
     def _post(self, event: Event) -> None:
         self.events.append(event)
@@ -181,9 +188,7 @@ def spec_for(folder: Path, source: str, *, module: str = "app", **fields: Any) -
 
 
 @asynccontextmanager
-async def world(
-    queues: Mapping[str, ChildSpec] | ChildSpec, *, left_alone: int = 0, **options: Any
-) -> AsyncIterator[World]:
+async def world(queues: Mapping[str, ChildSpec] | ChildSpec, **options: Any) -> AsyncIterator[World]:
     """A started World, closed afterwards: no process, no zombie and no descriptor may be left."""
     open_before = open_fds()
     made = World(queues if isinstance(queues, Mapping) else {"q": queues}, **options)
@@ -192,7 +197,8 @@ async def world(
         yield made
     finally:
         await made.processes.close()
-    assert procfs.read_children(os.getpid()) in ([], [left_alone])
+        adopt_orphans(on=False)  # or this process would collect the orphans of other tests
+    assert not made.adopted()
     assert open_fds() <= open_before, [os.readlink(f"/proc/self/fd/{n}") for n in sorted(open_fds() - open_before)]
 
 
