@@ -98,13 +98,15 @@ class _Files:
         if not self.is_ours:
             return None
         if kind not in self._open:
-            path = os.path.join(self._metrics_dir, f"{kind}_{self._identity}.db")
+            # What a process says about itself ends with it: the parent finds such files by the pid and removes them.
+            ending = f".{os.getpid()}" if kind.startswith("gauge_live") else ""
+            path = os.path.join(self._metrics_dir, f"{kind}_{self._identity}{ending}.db")
             try:
-                if kind.startswith("gauge_live"):
-                    _remove(path)  # what a dead process said about itself is over
+                if not _is_sound(path):
+                    os.replace(path, f"{path}.corrupt")  # the parent counts it, and goes on with what it read last
                 self._open[kind] = self._mapped_dict(path)
             except Exception:  # noqa: BLE001 - a metric that cannot be kept must not keep the handler from its work
-                self._open[kind] = None  # unreadable: the parent puts the file aside
+                self._open[kind] = None
         return self._open[kind]
 
     def _forget(self) -> None:
@@ -113,12 +115,21 @@ class _Files:
         self.lock = Lock()
 
 
-def _remove(path: str) -> None:
-    """Remove a file that may not be there."""
+def _is_sound(path: str) -> bool:
+    """Whether the library can read the file; a forged length would make it read for ever. See the parent's reader."""
     try:
-        os.unlink(path)
+        with open(path, "rb") as file:
+            data = file.read()
     except FileNotFoundError:
-        return
+        return True
+    used = int.from_bytes(data[:4], sys.byteorder, signed=True)
+    position = 8
+    while 0 <= position < used <= len(data):
+        length = int.from_bytes(data[position : position + 4], sys.byteorder, signed=True)
+        if length < 0:
+            return False
+        position += 4 + length + (8 - (length + 4) % 8) + 16
+    return not data or used == 0 or position == used <= len(data)
 
 
 def _make_value_class(files: _Files, mmap_key: Any) -> type:

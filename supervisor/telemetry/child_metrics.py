@@ -1,7 +1,8 @@
-"""The folder in which children keep their metrics: who may write which files, and their sum at a scrape.
+"""The folder in which children keep their metrics: what is in it, and its sum at a scrape.
 
-An identity is a small number that belongs to one living process and is given to the next one after its death. So the
-number of files follows the number of children, never the number of restarts, and a counter goes on where it stood.
+A file carries an identity (queue and a small number) that belongs to one living process and is given to the next one
+after its death. So the number of files follows the number of children, never the number of restarts, and a counter goes
+on where it stood.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from supervisor.telemetry.mapped_files import CorruptFileError, Sum, read_entrie
 
 _PREFIX: Final = "pgmq-supervisor-metrics-"
 _LOCK: Final = "lock"
+_CORRUPT: Final = ".corrupt"
 _KEPT: Final = "kept"  # the identity that inherits what was in a file that became unreadable
 _KINDS: Final = ("counter", "gauge", "histogram", "summary")
 _MAX_FILES: Final = 4_096
@@ -38,36 +40,19 @@ class ChildMetrics(Collector):
         """Make the folder inside `base`, remove those of runs that are over. `on_skipped(file, why)`: unreadable."""
         self._on_skipped = on_skipped
         self._guard = threading.Lock()
-        self._taken: dict[int, int] = {}  # child → identity
         self._last_good: dict[str, Entries] = {}
         remove_folders_of_the_dead(base)
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         self._lock = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def acquire(self, child: int) -> str:
-        """Give a child that is about to start the lowest identity that no living process has."""
-        taken = set(self._taken.values())
-        identity = next(number for number in range(len(taken) + 1) if number not in taken)
-        self._taken[child] = identity
+    def forget(self, pid: int) -> None:
+        """A child has died: what it said about itself, by gauges of living processes, is over."""
         with self._guard:
-            for file in self._files_of(identity):
-                try:
-                    self._read(file)
-                except CorruptFileError as error:
-                    self._put_aside(file, str(error))  # or the new process would stumble over it
-        return str(identity)
-
-    def release(self, child: int) -> None:
-        """Take the identity back, once the process is dead for certain. Gauges of living children lose its part."""
-        identity = self._taken.pop(child, None)
-        if identity is None:
-            return
-        with self._guard:
-            for file in self._files_of(identity):
-                if file.name.startswith("gauge_live"):
-                    file.unlink(missing_ok=True)
-                    self._last_good.pop(file.name, None)
+            for name in self._names():
+                if name.startswith("gauge_live") and name.endswith(f".{pid}.db"):
+                    (self.folder / name).unlink(missing_ok=True)
+                    self._last_good.pop(name, None)
 
     def collect(self) -> Iterable[Metric]:
         """Add all files up. Unreadable ones are skipped; names of ours are not theirs to use."""
@@ -81,12 +66,21 @@ class ChildMetrics(Collector):
         """Add all files up; None when one of them had to be put aside."""
         total = Sum()
         complete = True
-        for file in self._files():
-            kind, mode, _ = split_name(file.name)
+        names = self._names()
+        for name in names:
+            if name.endswith(_CORRUPT):  # a child put it aside itself, before it began a new one
+                self._put_aside(name, "found unreadable by a child")
+                complete = False
+        for name in names:
+            kind, mode, _ = split_name(name)
+            if kind not in _KINDS:
+                continue
             try:
-                total.add(kind, mode, self._read(file))
+                entries = self._read(name)
+                total.add(kind, mode, entries)
+                self._last_good[name] = entries
             except CorruptFileError as error:
-                self._put_aside(file, str(error))
+                self._put_aside(name, str(error))
                 complete = False
         return total if complete else None
 
@@ -97,36 +91,32 @@ class ChildMetrics(Collector):
             os.close(self._lock)
             self._lock = -1
 
-    def _files(self) -> list[Path]:
+    def _names(self) -> list[str]:
         try:
-            names = sorted(os.listdir(self.folder))
+            return sorted(os.listdir(self.folder))[:_MAX_FILES]
         except OSError:
             return []
-        return [self.folder / name for name in names if split_name(name)[0] in _KINDS][:_MAX_FILES]
 
-    def _files_of(self, identity: int) -> list[Path]:
-        return [file for file in self._files() if split_name(file.name)[2] == str(identity)]
-
-    def _read(self, file: Path) -> Entries:
-        """Read one file and remember it. Raises `CorruptFileError`."""
+    def _read(self, name: str) -> Entries:
+        """Read one file. Raises `CorruptFileError`."""
         try:
-            entries = read_entries(file)
+            return read_entries(self.folder / name)
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise CorruptFileError(error.strerror or "cannot be read") from error
-        self._last_good[file.name] = entries
-        return entries
 
-    def _put_aside(self, file: Path, why: str) -> None:
+    def _put_aside(self, found: str, why: str) -> None:
         """Remove an unreadable file; what was read from it last goes on to count, so that no counter falls."""
-        self._on_skipped(file.name, why)
+        self._on_skipped(found, why)
+        file = self.folder / found
         try:
             file.unlink(missing_ok=True)
         except OSError:
             shutil.rmtree(file, ignore_errors=True)  # a folder of that name
-        entries = self._last_good.pop(file.name, None)
-        kind, _, identity = split_name(file.name)
+        name = found.removesuffix(_CORRUPT)
+        entries = self._last_good.pop(name, None)
+        kind, _, identity = split_name(name)
         if not entries or kind == "gauge" or identity == _KEPT:
             return
         opened: Any = MmapedDict  # the library has no types here

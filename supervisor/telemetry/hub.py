@@ -148,7 +148,7 @@ class Hub:
         self._current.pop(happening.child, None)
         self.deaths.add(happening, at=self._wall())
         if self._on_child_gone is not None:
-            self._on_child_gone(happening.child)
+            self._on_child_gone(happening.pid)
 
     def _identify(
         self, child: int, claim: int | None, msg_id: int | None, attempt: int | None

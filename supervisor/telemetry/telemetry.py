@@ -68,9 +68,7 @@ class Telemetry:
             self._user = UserSink(
                 options.user_sink, app_dir=options.app_dir, on_dropped=self._dropped, on_failed=self._user_failed
             )
-        self.hub = Hub(
-            metrics=metrics, log=self.log, user=self._user, on_child_gone=self.release_metrics_identity
-        )
+        self.hub = Hub(metrics=metrics, log=self.log, user=self._user, on_child_gone=self._child_gone)
         self.happened: Callable[[AnyHappening], None] = self.hub.happened
         self.child_output = self.hub.child_output
         self.child_log = self.hub.child_log
@@ -181,15 +179,6 @@ class Telemetry:
         """HELLO's `metrics_dir`."""
         return None if self.child_metrics is None else str(self.child_metrics.folder)
 
-    def acquire_metrics_identity(self, child: int) -> str | None:
-        """HELLO's `metrics_identity` for a child that is about to start."""
-        return None if self.child_metrics is None else self.child_metrics.acquire(child)
-
-    def release_metrics_identity(self, child: int) -> None:
-        """Take it back: there is no process. `ChildEnded` does it too; to be called where a spawn failed."""
-        if self.child_metrics is not None:
-            self.child_metrics.release(child)
-
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _current(self) -> Snapshot | None:
@@ -213,6 +202,10 @@ class Telemetry:
         snapshot = self._current()
         if snapshot is not None:
             self._not_live = self._health.observe(snapshot, heartbeat_at=self._heartbeat(), now=boottime())
+
+    def _child_gone(self, pid: int) -> None:
+        if self.child_metrics is not None:
+            self.child_metrics.forget(pid)
 
     def _open_child_metrics(self, base: Path | None) -> ChildMetrics | None:
         if base is None:
