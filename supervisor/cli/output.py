@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Column", "print_json", "print_table", "printable"]
+__all__ = ["Column", "counting", "print_json", "print_table", "printable"]
 
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160))}
 
@@ -41,6 +42,18 @@ def print_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], *,
         _print_plain(columns, lines)
     elif lines:
         _print_rich(columns, lines)
+
+
+@contextlib.contextmanager
+def counting(done: str) -> Iterator[Callable[[int], None]]:
+    """Show on a terminal how many are done so far, on one line of stderr that is gone at the end."""
+    if not sys.stderr.isatty():
+        yield lambda _count: None
+        return
+    try:
+        yield lambda count: print(f"\r{count} {done} ", end="", file=sys.stderr, flush=True)
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _print_plain(columns: Sequence[Column], lines: list[list[str]]) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from typing import Any
 
 from shared.durations import format_duration
 from shared.errors import ValidationError
 from shared.naming import validate_queue_name
-from supervisor.cli.administration import Admin
-from supervisor.cli.failures import ExitCode, say
+from supervisor.cli.failures import ExitCode, warn
 from supervisor.cli.opening import connected
-from supervisor.cli.output import Column, print_json, print_table
-from supervisor.embedded import Installed, install_pgmq
+from supervisor.cli.output import Column, counting, print_json, print_table
+from supervisor.database.admin import Admin, WantedQueue
+from supervisor.embedded import Installed
 
 __all__ = ["confirm", "create_queue", "drop_queue", "initialise", "list_queues", "purge_queue"]
 
@@ -34,33 +34,35 @@ _PGMQ_SAID = {
 
 def initialise(config_file: str | None, dsn: str | None, *, as_json: bool) -> int:
     """Make the database ready for the configuration."""
-    done: list[dict[str, Any]] = []
-
-    def tell(what: str, *, changed: bool) -> None:
-        done.append({"what": what, "changed": changed})
-        if not as_json:
-            print(f"{'done' if changed else 'ok':<5}{what}")
-
     with connected(config_file, dsn) as (config, connection):
-        admin = Admin(connection)
-        installed = install_pgmq(connection)
-        tell(_PGMQ_SAID[installed], changed=installed is not Installed.ALREADY)
-        tell("schema pgmq_supervisor", changed=admin.create_schema())
-        for name, queue in config.queues.items():
-            tell(f"queue {name}", changed=admin.create(name, queue.storage.value))
-            if queue.notify:
-                tell(f"notifications of {name}", changed=admin.enable_notifications(name))
-            target = queue.dead_letter_queue_of(name)
-            tell(f"dead-letter queue {target}", changed=admin.create(target))
+        wanted = [
+            WantedQueue(
+                name=name,
+                dead_letter_queue=queue.dead_letter_queue_of(name),
+                storage=queue.storage.value,
+                create=queue.create,
+                notify=queue.notify,
+            )
+            for name, queue in config.queues.items()
+        ]
+        report = Admin(connection).initialise(wanted)
+    steps = [(_PGMQ_SAID[report.pgmq], report.pgmq is not Installed.ALREADY)]
+    steps.append(("schema pgmq_supervisor", report.schema_created))
+    steps += [(f"queue {name}", name in report.created) for name in sorted({*report.created, *report.present})]
     if as_json:
-        print_json(done)
+        print_json([{"what": what, "changed": changed} for what, changed in steps])
+    else:
+        for what, changed in steps:
+            print(f"{'made' if changed else 'ok':<5}{what}")
+    for name, why in report.notify_failed:
+        warn(f"queue {name} will be polled, its notifications could not be set up: {why}")
     return ExitCode.CLEAN
 
 
 def list_queues(config_file: str | None, dsn: str | None, *, as_json: bool) -> int:
     """Show every queue of the database."""
     with connected(config_file, dsn) as (_, connection):
-        found = list(Admin(connection).list_queues())
+        found = Admin(connection).list_queues()
     if as_json:
         print_json(
             [
@@ -77,7 +79,7 @@ def list_queues(config_file: str | None, dsn: str | None, *, as_json: bool) -> i
             ]
         )
         return ExitCode.CLEAN
-    rows = [{**row._asdict(), "queue": row.name, "oldest": _age(row.oldest_visible_s)} for row in found]
+    rows = [{**dataclasses.asdict(row), "queue": row.name, "oldest": _age(row.oldest_visible_s)} for row in found]
     print_table(_COLUMNS, rows, empty="no queues; make one with `pgmq-supervisor queues create NAME`")
     return ExitCode.CLEAN
 
@@ -96,7 +98,7 @@ def create_queue(config_file: str | None, dsn: str | None, *, queue: str, storag
     """Make one queue."""
     validate_queue_name(queue)
     with connected(config_file, dsn) as (_, connection):
-        created = Admin(connection).create(queue, storage)
+        created = Admin(connection).create_queue(queue, storage)
     if as_json:
         print_json({"queue": queue, "created": created})
     else:
@@ -112,7 +114,7 @@ def drop_queue(config_file: str | None, dsn: str | None, *, queue: str, ask: boo
         admin.require_queue(queue)
         if ask:
             confirm(f"drop {queue} with its messages and its archive?")
-        admin.drop(queue)
+        admin.drop_queue(queue)
     if as_json:
         print_json({"queue": queue, "dropped": True})
     else:
@@ -123,20 +125,18 @@ def drop_queue(config_file: str | None, dsn: str | None, *, queue: str, ask: boo
 def purge_queue(config_file: str | None, dsn: str | None, *, queue: str, ask: bool, as_json: bool) -> int:
     """Delete the messages of one queue that are not in flight."""
     validate_queue_name(queue)
-    purged = 0
     with connected(config_file, dsn) as (_, connection):
         admin = Admin(connection)
         admin.require_queue(queue)
         if ask:
             confirm(f"delete the messages of {queue}?")
-        for count in admin.purge(queue):
-            purged += count
-            if sys.stderr.isatty():
-                say(f"{purged} so far")
+        with counting("purged") as advanced:
+            result = admin.purge_queue(queue, advanced)
     if as_json:
-        print_json({"queue": queue, "purged": purged})
+        print_json({"queue": queue, "purged": result.deleted, "left": result.skipped})
     else:
-        print(f"{queue}: purged {purged} message{'' if purged == 1 else 's'}")
+        left = f", {result.skipped} in flight left" if result.skipped else ""
+        print(f"{queue}: purged {result.deleted} message{'' if result.deleted == 1 else 's'}{left}")
     return ExitCode.CLEAN
 
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from shared.durations import parse_delay_ms
 from shared.errors import ConnectionLost, SupervisorError, ValidationError
 from shared.naming import validate_queue_name
-from supervisor.cli.administration import Admin
 from supervisor.cli.failures import ExitCode, report, say
 from supervisor.cli.lines import Batch, read_batches
 from supervisor.cli.opening import connected
 from supervisor.cli.output import print_json
+from supervisor.database.admin import Admin
 from supervisor.database.failures import is_of_the_message
 
 __all__ = ["send_messages"]
