@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from shared.errors import ConfigurationError
 from supervisor.control.actions import ActionError, Refusal
 from supervisor.control.binding import BoundSocket, bind_control_socket, lock_path
 from supervisor.control.client import Connection, ControlError, ask, choose_socket, find_sockets
-from supervisor.control.places import usable_folder
 from supervisor.control.server import ControlServer
 from tests.support.actions import RecordingActions, until
 
@@ -215,7 +214,7 @@ class TestTemporaryFolder:
                     os.chown(place, uid, uid)
                 case "file":
                     place.write_text("")
-            answer = as_user(uid, choose_folder)
+            answer = choose_folder_as(uid)
             assert answer.startswith("used" if trick == "none" else "refused"), answer
         finally:
             target.rmdir()
@@ -225,29 +224,25 @@ class TestTemporaryFolder:
                 place.unlink(missing_ok=True)
 
 
-def choose_folder() -> str:
-    """Say which folder is used, or why none is."""
-    try:
-        return f"used {usable_folder({})}"
-    except ConfigurationError as error:
-        return f"refused {error}"
+CHOOSE_FOLDER_AS = """
+import os, sys
+sys.path.insert(0, sys.argv[2])
+from shared.errors import ConfigurationError
+from supervisor.control.places import usable_folder
+os.setresgid(int(sys.argv[1]), int(sys.argv[1]), int(sys.argv[1]))
+os.setresuid(int(sys.argv[1]), int(sys.argv[1]), int(sys.argv[1]))
+try:
+    print("used", usable_folder({}))
+except ConfigurationError as error:
+    print("refused", error)
+"""
 
 
-def as_user(uid: int, work: Callable[[], str]) -> str:
-    """Run something in a forked copy that became another user."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        with suppress(BaseException):
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-            os.write(write, work().encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as answer:
-        text = answer.read()
-    os.waitpid(pid, 0)
-    return text
+def choose_folder_as(uid: int) -> str:
+    """Say which folder another user gets, or why none; what it needs is imported while everything can be read."""
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", CHOOSE_FOLDER_AS, str(uid), str(root)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 class TestAnswers:
