@@ -1,8 +1,8 @@
 """The driver: feeds events to the core and carries its commands out. The only place where the core meets a clock.
 
-    shell callbacks ── post(event) ──▶ queue ──▶ core.handle(event, now) ──▶ executors[type(command)](command)
-                                                        │
-                                       timer ◀── core.next_deadline()
+shell callbacks ── post(event) ──▶ queue ──▶ core.handle(event, now) ──▶ executors[type(command)](command)
+│
+timer ◀── core.next_deadline()
 """
 
 from __future__ import annotations

@@ -1,29 +1,61 @@
-"""What the database must have before anything is claimed: the queues, and where their dead letters go."""
+"""Blocking work of a running supervisor's database side: making ready before the start, and redriving on request."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Sequence
 
-import psycopg
-
-from shared.errors import DatabaseError
 from supervisor.config import Config
+from supervisor.database.admin import Admin, WantedQueue
+from supervisor.database.connections import ConnectionOptions, connect_blocking
 
 
-def prepare_queues(config: Config) -> None:
-    """Create what is missing and may be created. Raises `DatabaseError`: without a destination there is no start."""
-    with psycopg.connect(config.dsn, autocommit=True) as connection:
-        present = {name for (name,) in connection.execute("SELECT queue_name FROM pgmq.meta").fetchall()}
-        for name, queue in config.queues.items():
-            for wanted in (name, queue.to_core(name).dead_letter_queue):
-                if wanted in present:
-                    continue
-                if not queue.create:
-                    raise DatabaseError(f"queue {wanted} does not exist", remedy=f"pgmq-supervisor queues create {wanted}")
-                connection.execute("SELECT pgmq.create(%s)", (wanted,))
+def prepare_queues(config: Config) -> list[tuple[str, str]]:
+    """Create queues that may be created; gives those that have no notifications, and why.
+
+    Raises a `SupervisorError` where a queue or its dead-letter queue is missing: without a destination there is no
+    start (failure model: 'dead-letter move fails').
+    """
+    wanted = [
+        WantedQueue(
+            name=name,
+            dead_letter_queue=queue.dead_letter_queue_of(name),
+            storage=queue.storage.value,
+            create=queue.create,
+            notify=queue.notify,
+        )
+        for name, queue in config.queues.items()
+    ]
+    with connect_blocking(config.dsn, _options(config), "prepare") as connection:
+        return list(Admin(connection).prepare(wanted).notify_failed)
 
 
-def redrive_letters(config: Config, queue: str, msg_ids: Sequence[int] | None, rate: float | None) -> int:
-    """Move dead letters back to their source; how many."""
-    del config, queue, msg_ids, rate
-    raise DatabaseError("not yet")
+class _Stopped(Exception):
+    """Leaves the loop of a redrive between two batches."""
+
+
+def redrive_letters(
+    config: Config, queue: str, msg_ids: Sequence[int] | None, rate: float | None, stop: threading.Event
+) -> int:
+    """Move dead letters back to their source, at most `rate` a second; how many. Ends early when `stop` is set."""
+    moved = 0
+
+    def advanced(count: int) -> None:
+        nonlocal moved
+        moved = count
+        if stop.is_set():
+            raise _Stopped
+
+    letters = config.queues[queue].dead_letter_queue_of(queue)
+    with connect_blocking(config.dsn, _options(config), "redrive") as connection, contextlib.suppress(_Stopped):
+        Admin(connection).redrive(queue, letters, msg_ids, rate=rate, advanced=advanced, sleep=stop.wait)
+    return moved
+
+
+def _options(config: Config) -> ConnectionOptions:
+    return ConnectionOptions(
+        connect_timeout_s=config.database.connect_timeout,
+        statement_timeout_s=config.database.statement_timeout,
+        acquire_timeout_s=config.database.acquire_timeout,
+    )

@@ -14,6 +14,7 @@ import random
 import secrets
 import signal
 import socket
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -22,7 +23,6 @@ from typing import Any, Final
 
 from shared import syncpoints
 from shared.clock import boottime
-from shared.naming import dead_letter_queue_name
 from supervisor.actions import SupervisorActions
 from supervisor.config import DEFAULT_FILE, Config
 from supervisor.control.binding import bind_control_socket
@@ -68,6 +68,7 @@ class _Service:
         self._failure: BaseException | None = None
         self._first_signal_at: float | None = None
         self._stopping_early = asyncio.Event()
+        self._closing = threading.Event()  # for work on other threads
         self._started = False
 
     async def run(self) -> int:
@@ -80,6 +81,7 @@ class _Service:
             self._started = True
             self._driver.post(e.Started())
             code = await self._exit
+            self._closing.set()
             self._telemetry.note("stopped", "supervisor stopped", exit_code=code)
         if self._failure is not None:
             raise self._failure
@@ -149,7 +151,7 @@ class _Service:
             handler=queue.handler,
             app_dir=str(self._config.app_dir),
             mode=queue.mode,
-            dead_letter_queue=queue.dead_letter_queue or dead_letter_queue_name(name),
+            dead_letter_queue=queue.dead_letter_queue_of(name),
             output=str(queue.output),
             memory_limit_bytes=queue.memory_limit,
             dsn=self._config.dsn if transactional else None,
@@ -230,7 +232,7 @@ class _Service:
                 if stopping.done():
                     return False
                 await self._database.ping()
-            await asyncio.to_thread(prepare_queues, self._config)
+            await asyncio.to_thread(prepare_queues, self._config)  # the database's keeper says what is not notified
             return not stopping.done()
         finally:
             stopping.cancel()
@@ -295,7 +297,7 @@ class _Service:
         return found
 
     async def _redrive(self, queue: str, msg_ids: Sequence[int] | None, rate: float | None) -> int:
-        return await asyncio.to_thread(redrive_letters, self._config, queue, msg_ids, rate)
+        return await asyncio.to_thread(redrive_letters, self._config, queue, msg_ids, rate, self._closing)
 
 
 def _runtime_folder() -> Path | None:

@@ -44,8 +44,7 @@ class Account:
     def line(self) -> str:
         """The contract's last line."""
         return (
-            f"account: sent={self.sent} succeeded={self.succeeded} "
-            f"dead_lettered={self.dead_lettered} left={self.left}"
+            f"account: sent={self.sent} succeeded={self.succeeded} dead_lettered={self.dead_lettered} left={self.left}"
         )
 
 

@@ -52,7 +52,7 @@ retry = { base = "200ms", factor = 2, max = "1s" }
 """
 
 
-def main(messages: int, plain: bool) -> int:  # noqa: FBT001 - as the command line calls it
+def main(messages: int, plain: bool) -> int:
     """Run the demo; 0 when every message is accounted for, else 1."""
     console = Console(force_terminal=False if plain else None, highlight=False)
     live = console.is_terminal and not plain
@@ -159,5 +159,3 @@ def _explain(console: Console, log: Path) -> None:
     console.print("the service's last lines:")
     for line in lines:
         console.print(f"  {line}", markup=False, soft_wrap=True)
-
-

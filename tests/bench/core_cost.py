@@ -34,7 +34,7 @@ def run(messages: int, children: int) -> float:
                     todo += [e.ChildSpawned(child, int(child)), e.ChildReady(child, 1000)]
                 case c.Claim(limit=limit):
                     rows = tuple(
-                        ClaimedRow(Fence(n, 1, 1), 30.0, 1, 1, None, None, b"{}", True, 2)  # noqa: FBT003 - a row
+                        ClaimedRow(Fence(n, 1, 1), 30.0, 1, 1, None, None, b"{}", True, 2)
                         for n in range(msg_id, msg_id + limit)
                     )
                     msg_id += limit

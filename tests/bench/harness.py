@@ -99,7 +99,9 @@ def drain(connection: psycopg.Connection[Any], running: Service, name: str, *, l
         if now == 0:
             return Drained(before, time.monotonic() - began, cpu_s(running.pid) - cpu)
         time.sleep(0.05)
-    raise AssertionError(f"{length(connection, name)} of {total} messages left after {limit_s} s\n{running.log[-4000:]}")
+    raise AssertionError(
+        f"{length(connection, name)} of {total} messages left after {limit_s} s\n{running.log[-4000:]}"
+    )
 
 
 def cpu_s(pid: int) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-
 from tests.bench import harness
 
 CONFIG = """
@@ -53,5 +52,3 @@ def run(server_dsn: str, *, messages: int) -> dict[str, Any]:
     for result in results.values():
         result["ratio_to_bare"] = round(result["messages_per_s"] / mean, 2)
     return {"bare_loop": {"messages_per_s": round(mean), "runs": [round(rate) for rate in bare]}, **results}
-
-

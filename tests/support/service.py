@@ -17,7 +17,9 @@ STOP_LIMIT_S = 60.0
 class Service:
     """`python -m supervisor run` on a configuration; output goes to a file, which `log` reads."""
 
-    def __init__(self, folder: Path, dsn: str, config: str, *, tasks: str | None = None, app_dir: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, dsn: str, config: str, *, tasks: str | None = None, app_dir: Path | None = None
+    ) -> None:
         """Write `config` (TOML without the database) and, as module `tasks`, the handlers."""
         self.folder = folder
         self.dsn = dsn
@@ -37,7 +39,12 @@ class Service:
         environment |= {"SUPERVISOR_DATABASE__DSN": self.dsn, **(env or {})}
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=self.folder
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=self.folder,
             )
         return self
 
@@ -64,7 +71,9 @@ class Service:
     def wait_for_log(self, text: str, timeout_s: float = 30.0) -> None:
         """Wait until `text` stands in the log."""
         eventually(
-            lambda: text in self.log or self.process.poll() is not None, timeout_s=timeout_s, what=f"{text!r} in the log"
+            lambda: text in self.log or self.process.poll() is not None,
+            timeout_s=timeout_s,
+            what=f"{text!r} in the log",
         )
         assert text in self.log, f"it ended with {self.process.returncode}:\n{self.log[-4000:]}"
 
