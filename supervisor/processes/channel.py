@@ -23,10 +23,10 @@ _MAX_PENDING_OUT_BYTES: Final = MAX_BODY_BYTES + (16 << 20)  # one message at a 
 _MAX_PENDING_IN_BYTES: Final = 2 * MAX_META_BYTES
 _MAX_LAST_WORDS_BYTES: Final = 16 << 20
 _EOF_PATIENCE_S: Final = 0.2  # a dying process closes its socket a moment before its pidfd says so
-_BARE: Final = struct.Struct("!BB10sQ")  # a header that is a whole frame: no flags, no meta, no body
-_NOTHING: Final = bytes(10)
-_STARTED: Final = int(Kind.STARTED)
-_SUCCESS: Final = int(Kind.SUCCESS)
+_BARE: Final = struct.Struct("!QIQ")  # a header that is a whole frame, as three numbers: no flags, meta or body
+_TWO_BARE: Final = struct.Struct("!QIQQIQ")
+_STARTED: Final = MAGIC << 56 | Kind.STARTED << 48
+_SUCCESS: Final = MAGIC << 56 | Kind.SUCCESS << 48
 _buffer = bytearray(_CHUNK_BYTES)  # shared: one thread, and nothing in it outlives a callback
 _view = memoryview(_buffer)
 
@@ -126,33 +126,41 @@ class Channel:
             self._take(bytes(_view[:count]))
 
     def _take_bare(self, count: int) -> bool:
-        """Read STARTED and SUCCESS where they are all that came. False: nothing was taken, decode as usual."""
-        if self._decoder.pending_bytes:
-            return False
+        """Read STARTED, SUCCESS or both where they are all that came. False: nothing was taken, decode as usual."""
         talk = self.talk
-        state, claim_id = talk.state, talk.claim_id
-        for offset in range(0, count, 20):
-            if count - offset < 20:
-                return False
-            magic, kind, nothing, seq = _BARE.unpack_from(_buffer, offset)
-            if magic != MAGIC or nothing != _NOTHING or seq != claim_id:
-                return False
-            if kind == _STARTED and state is State.HANDED:
-                state = State.RUNNING
-            elif kind == _SUCCESS and state is State.RUNNING:
-                state = State.IDLE
-            else:
-                return False
-        if claim_id is None:
+        claim_id = talk.claim_id
+        if claim_id is None or self._decoder.pending_bytes:
             return False
-        if talk.state is State.HANDED:
+        if count == 2 * HEADER.size:
+            both = talk.state is State.HANDED and _TWO_BARE.unpack_from(_buffer) == (
+                _STARTED,
+                0,
+                claim_id,
+                _SUCCESS,
+                0,
+                claim_id,
+            )
+            if both:
+                self._post(MessageStarted(self._child, claim_id))
+                self._succeed(claim_id)
+            return both
+        if count != HEADER.size:
+            return False
+        said = _BARE.unpack_from(_buffer)
+        if said == (_STARTED, 0, claim_id) and talk.state is State.HANDED:
+            talk.state = State.RUNNING
             self._post(MessageStarted(self._child, claim_id))
-        talk.state = state
-        if state is State.IDLE:
-            self._before_result()
-            talk.claim_id = None
-            self._post(MessageFinished(self._child, claim_id, SUCCESS))
-        return True
+            return True
+        if said == (_SUCCESS, 0, claim_id) and talk.state is State.RUNNING:
+            self._succeed(claim_id)
+            return True
+        return False
+
+    def _succeed(self, claim_id: ClaimId) -> None:
+        self._before_result()
+        self.talk.state = State.IDLE
+        self.talk.claim_id = None
+        self._post(MessageFinished(self._child, claim_id, SUCCESS))
 
     def _take(self, data: bytes) -> None:
         try:

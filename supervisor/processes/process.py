@@ -74,10 +74,10 @@ class ChildProcess:
 
     def begin(self, claim_id: ClaimId) -> None:
         """A message is about to be handed over."""
+        self.handed_at = now = self._clock()
         if self.output is not None:
-            self.output.begin(claim_id)
+            self.output.begin(claim_id, now)
         self.stack.begin()
-        self.handed_at = self._clock()
 
     def end(self) -> None:
         """The result of the message in hand has arrived."""
