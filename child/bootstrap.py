@@ -6,6 +6,7 @@ All our modules are imported here, above, before the handler is: afterwards thei
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from child.caller import Caller
 from child.channel import Channel, Disconnected, Work
-from child.farewell import BOOT_FAILED, PARENT_GONE, leave_in_order, leave_now
+from child.farewell import BOOT_FAILED, CONFUSED, PARENT_GONE, leave_in_order, leave_now
 from child.imports import hand_over_imports
 from child.loader import LoadError, load_handler
 from child.metrics import keep_metrics_apart
@@ -136,21 +137,25 @@ def _boot_failed(channel: Channel, error: LoadError) -> NoReturn:
 
 
 def _loop(channel: Channel, step: Step) -> None:
-    """Serve until EXIT or the end of the stream."""
+    """Serve until EXIT or the end of the stream. `channel.seq` tells whether a message is in hand."""
     while True:
         try:
             frame = channel.receive()
-        except Disconnected:
-            return  # the parent closed its end: the same as EXIT
+            if isinstance(frame, Work) or frame.kind is Kind.PERMIT:
+                step(frame)
+            elif frame.kind is Kind.EXIT:
+                return
+            elif frame.kind is not Kind.STOP:  # a STOP may come too late for its message
+                raise ProtocolError(f"unexpected {frame.kind.name}")
+            del frame  # a body may be large, and the wait for the next message long
         except ProtocolError:
             raise
-        except BaseException:  # noqa: BLE001 - a handler's alarm or signal function that fires between messages
+        except Disconnected:
+            if channel.seq:
+                raise
+            return  # the parent closed its end: the same as EXIT
+        except BaseException:  # noqa: BLE001 - a signal function of a handler that fired outside of it
+            if channel.seq:
+                traceback.print_exc()
+                leave_now(CONFUSED)  # whether the result went out cannot be known
             shrug_at_group_signals()
-            continue
-        if isinstance(frame, Work) or frame.kind is Kind.PERMIT:
-            step(frame)
-            del frame  # a body may be large, and the wait for the next message long
-        elif frame.kind is Kind.EXIT:
-            return
-        elif frame.kind is not Kind.STOP:  # a STOP that came too late for its message
-            raise ProtocolError(f"unexpected {frame.kind.name}")

@@ -1,6 +1,7 @@
 """Every way to leave. Each is bounded in time: a handler's endless thread or slow exit handler holds nothing up.
 
-Exit codes: 0 asked to end, 78 could not start (BOOT_FAILED was sent), 79 the parent is gone or the socket is.
+Exit codes: 0 asked to end, 70 an error of our own with a message in hand, 78 could not start (BOOT_FAILED was sent),
+79 the parent is gone or the socket is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import time
 from typing import Final, NoReturn
 
+CONFUSED: Final = 70
 BOOT_FAILED: Final = 78
 PARENT_GONE: Final = 79
 

@@ -27,6 +27,7 @@ _UNBUFFERED: Final = 2  # _IONBF
 _SHRUGGED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Asked after each message: `signal.getsignal` makes enum members on its way, ten times the cost of the question.
 _TERM, _INT, _HUP = (int(number) for number in _SHRUGGED)
+_ALRM: Final = int(signal.SIGALRM)
 
 
 class Ends(NamedTuple):
@@ -74,9 +75,16 @@ def shrug_at_group_signals() -> None:
         signal.signal(number, _shrug)
 
 
-def shrugs() -> bool:
-    """Whether they are still in place; a handler's own must not fire between messages."""
-    return _getsignal(_TERM) is _shrug and _getsignal(_INT) is _shrug and _getsignal(_HUP) is _shrug
+def calm_signals() -> None:
+    """After a handler: what it set must not fire between messages.
+
+    Its functions for the group's signals are replaced, its timer is stopped. A function for SIGALRM stays, as modules
+    set one when they are imported and only the timer for each message.
+    """
+    if _getsignal(_TERM) is not _shrug or _getsignal(_INT) is not _shrug or _getsignal(_HUP) is not _shrug:
+        shrug_at_group_signals()
+    if _getsignal(_ALRM):
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def prepare_stack_dump(signal_number: int, stack_fd: int) -> None:

@@ -12,7 +12,7 @@ from child.caller import Caller
 from child.channel import Work
 from child.farewell import flush_output
 from child.message import Message
-from child.process import shrug_at_group_signals, shrugs
+from child.process import calm_signals
 from child.results import fit_result
 from shared import syncpoints
 from shared.wire.frames import HEADER, MAGIC, Frame, Kind, ProtocolError
@@ -42,15 +42,14 @@ def make_step(channel: Channel, caller: Caller, queue: str, title: Title) -> Cal
         hit("child.handler.before")
         outcome = call(message)
         hit("child.handler.after")
+        calm_signals()
         flush_output()
-        channel.end()
-        if not shrugs():
-            shrug_at_group_signals()
         hit("child.result.before_send")
         if outcome is None:
             send(pack(MAGIC, _SUCCESS, 0, 0, 0, seq))
         else:
             send(fit_result(Kind.RESULT, seq, outcome))
+        channel.end()
         hit("child.result.after_send")
         title.show_idle()
 

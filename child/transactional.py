@@ -23,7 +23,7 @@ from child.database import Claim, ClaimRow, CommitInDoubt, Database, Fault, Last
 from child.farewell import flush_output
 from child.message import Message
 from child.outcomes import Meta, describe, failure, find_sqlstate, without_our_frames
-from child.process import shrug_at_group_signals, shrugs
+from child.process import calm_signals
 from child.results import fit_result
 from child.transaction import AsyncTransaction, Outbox, Transaction
 from shared import syncpoints
@@ -112,9 +112,8 @@ class _Worker:
         outbox = Outbox()
         outcome = self._call(message, outbox)
         syncpoints.hit("child.handler.after", ids)
+        calm_signals()
         flush_output()
-        if not shrugs():
-            shrug_at_group_signals()
         self._finish(seq, claim.row, outcome or {"kind": "success"}, outbox)
 
     def _message(self, seq: int, claim: Claim, permit: Meta) -> Message:

@@ -350,6 +350,7 @@ def test_a_handlers_own_signal_functions_do_not_outlive_it() -> None:
         child.run(0)
         os.kill(child.pid, signal.SIGTERM)
         child.run(0.01)
+        eventually(lambda: child.command_line().endswith("idle"), what="an idle child")
         os.kill(child.pid, signal.SIGALRM)
         assert child.run(0)["kind"] == "success"
 

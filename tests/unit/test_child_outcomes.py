@@ -33,7 +33,7 @@ class Exits(BaseException):
         """Exit."""
         sys.exit(1)
 
-    def __str__(self) -> str:
+    def __str__(self) -> str:  # noqa: PLE0307 - it never does
         """Exit."""
         sys.exit(1)
 
