@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from shared.errors import ConfigurationError, ProcessError
+from shared.errors import ConfigurationError
 from supervisor.cli.failures import ExitCode, say, warn
 from supervisor.cli.handlers import HandlerReport, Verdict, memory_complaints, try_handlers
 from supervisor.cli.opening import connect, resolved
@@ -98,8 +98,14 @@ def _run(service: Coroutine[Any, Any, int]) -> int:
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
             return runner.run(service)
-    except BaseExceptionGroup as group:
-        raise ProcessError(f"internal error: {group}") from group
+    finally:
+        # The loop has put the defaults back. What is left is short and bounded, and nothing must cut it off.
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(signum, _ignore)
+
+
+def _ignore(signum: int, frame: FrameType | None) -> None:
+    del signum, frame
 
 
 @contextlib.contextmanager
@@ -114,10 +120,7 @@ def _early_signals() -> Iterator[None]:
             began = True
             raise _StoppedEarly
 
-    def ignore(signum: int, frame: FrameType | None) -> None:
-        del signum, frame
-
-    handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: ignore, signal.SIGUSR1: ignore}
+    handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: _ignore, signal.SIGUSR1: _ignore}
     before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
     try:
         yield

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shared.durations import parse_delay_ms
-from shared.errors import ConnectionLost, SupervisorError, ValidationError
+from shared.errors import ConnectionLost, ProcessError, SupervisorError, ValidationError
 from shared.naming import validate_queue_name
 from supervisor.cli.failures import ExitCode, report, say
 from supervisor.cli.lines import Batch, read_batches
@@ -37,6 +37,7 @@ class _Account:
     last: int | None = None
     refused: list[tuple[int, str]] = field(default_factory=list)
     unknown: tuple[int, int] | None = None  # lines
+    asked: tuple[int, int] | None = None  # lines of the statement that has no answer yet
     resume_at: int | None = None  # the first line that was not sent for sure
 
 
@@ -128,6 +129,10 @@ def _send_lines(queue: str, send: Callable[[Sequence[str]], Sequence[int]], *, a
                 advance(batch, account)
         except _Stopped as error:
             stopped = error.error
+        except KeyboardInterrupt:
+            stopped = ProcessError("interrupted", operation="send")
+            account.unknown = account.asked
+            account.resume_at = None if account.asked is None else account.asked[1] + 1
     _show(queue, account, stopped, as_json=as_json)
     return ExitCode.FAILED if stopped or account.refused else ExitCode.CLEAN
 
@@ -138,16 +143,18 @@ def _send_batch(
     """Send these lines in their order; where the data of one is refused, in halves."""
     if not bodies:
         return
+    account.asked = (numbers[0], numbers[-1])
     try:
         ids = send(bodies)
     except ConnectionLost as error:
-        account.unknown = (numbers[0], numbers[-1])
+        account.unknown = account.asked
         account.resume_at = numbers[-1] + 1
         raise _Stopped(error) from error
     except SupervisorError as error:
         if not is_of_the_message(error):
             account.resume_at = numbers[0]
             raise _Stopped(error) from error
+        account.asked = None
         if len(bodies) == 1:
             _refuse(account, numbers[0], error.message)
             return
@@ -155,6 +162,7 @@ def _send_batch(
         _send_batch(account, send, numbers[:half], bodies[:half])
         _send_batch(account, send, numbers[half:], bodies[half:])
         return
+    account.asked = None
     account.sent += len(ids)
     account.first = ids[0] if account.first is None else account.first
     account.last = ids[-1]
@@ -172,7 +180,7 @@ def _show(queue: str, account: _Account, stopped: SupervisorError | None, *, as_
     if account.unknown:
         first, last = account.unknown
         lines = f"line {first}" if first == last else f"lines {first}-{last}"
-        say(f"outcome unknown for {lines}: the connection was lost before the answer, and nothing is sent twice")
+        say(f"outcome unknown for {lines}: there was no answer, and nothing is sent twice")
     if account.resume_at is not None:
         say(f"nothing from line {account.resume_at} on was sent; to go on: tail -n +{account.resume_at} FILE")
     if as_json:

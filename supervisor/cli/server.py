@@ -9,8 +9,9 @@ import psycopg
 
 from shared.errors import ConfigurationError, DatabaseError, UnsupportedError
 from supervisor.config import Config
+from supervisor.database.database import DEDICATED_SESSIONS, auto_pool_size
 
-__all__ = ["ServerFacts", "look_at_server", "refuse_unusable"]
+__all__ = ["ServerFacts", "look_at_server", "refuse_unusable", "sessions_needed"]
 
 OLDEST_SERVER = 140000
 
@@ -69,13 +70,19 @@ def look_at_server(connection: psycopg.Connection[Any]) -> ServerFacts:
     )
 
 
+def sessions_needed(config: Config) -> int:
+    """How many database sessions one supervisor of this configuration may hold at once."""
+    pool = config.database.pool_size or auto_pool_size()
+    return pool + DEDICATED_SESSIONS + config.sessions_of_children()
+
+
 def refuse_unusable(config: Config, facts: ServerFacts) -> None:
     """Raise for a server that is too old, has no PGMQ, or could never grant the connections."""
     if facts.version < OLDEST_SERVER:
         raise UnsupportedError(f"PostgreSQL {facts.version // 10000} is too old", remedy="use PostgreSQL 14 or newer")
     if not facts.has_pgmq:
         raise DatabaseError("PGMQ is not installed in this database", remedy="run `pgmq-supervisor init` once")
-    needed = config.sessions_needed()
+    needed = sessions_needed(config)
     if needed > facts.grants:
         raise ConfigurationError(
             f"this configuration needs up to {needed} database connections, the server grants {facts.grants}",

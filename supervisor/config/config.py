@@ -21,10 +21,6 @@ from supervisor.core.types import Mode
 
 __all__ = ["Config"]
 
-# Sessions that the parent keeps beside its pool: listener, renewer, and one for the children's backends.
-_DEDICATED_SESSIONS = 3
-_AUTO_POOL = 4
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -50,12 +46,11 @@ class Config:
         """The same with another DSN: that of the embedded server, once it runs."""
         return dataclasses.replace(self, database=self.database.model_copy(update={"dsn": dsn}))
 
-    def sessions_needed(self) -> int:
-        """How many database sessions this supervisor may hold at once, successors of recycled children included."""
-        children = sum(
+    def sessions_of_children(self) -> int:
+        """How many database sessions children may hold at once: transactional ones, a successor for each queue too."""
+        return sum(
             queue.concurrency + queue.standby + 1 for queue in self.queues.values() if queue.mode is Mode.TRANSACTIONAL
         )
-        return (self.database.pool_size or _AUTO_POOL) + _DEDICATED_SESSIONS + children
 
     def to_core_settings(
         self, *, host: str, supervisor: str, version: str, timing: Timing | None = None

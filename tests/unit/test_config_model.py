@@ -119,16 +119,16 @@ def test_long_names_have_hashed_dead_letter_queues(tmp_path: Path) -> None:
     assert re.fullmatch(r"q{26}_dlq_[0-9a-f]{16}", names[long])
 
 
-def test_sessions_needed(tmp_path: Path) -> None:
-    """Each transactional child needs a session, its successor too; regular children need none."""
-    base = load(Overrides(dsn="embedded", queues=("a=t:h",)), environ={}, cwd=tmp_path).sessions_needed()
+def test_sessions_of_children(tmp_path: Path) -> None:
+    """Each transactional child needs a session, the successor of one too; regular children need none."""
     environ = {
         "SUPERVISOR_QUEUES__A__MODE": "transactional",
         "SUPERVISOR_QUEUES__A__CONCURRENCY": "5",
         "SUPERVISOR_QUEUES__A__STANDBY": "2",
     }
-    found = load(Overrides(dsn="embedded", queues=("a=t:h",)), environ=environ, cwd=tmp_path)
-    assert found.sessions_needed() == base + 5 + 2 + 1
+    overrides = Overrides(dsn="embedded", queues=("a=t:h", "b=t:h"))
+    assert load(overrides, environ={}, cwd=tmp_path).sessions_of_children() == 0
+    assert load(overrides, environ=environ, cwd=tmp_path).sessions_of_children() == 5 + 2 + 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import psycopg
 from shared.sizes import format_size
 from supervisor.cli.checks.findings import Finding, fail, ok, warning
 from supervisor.cli.handlers import HandlerReport
-from supervisor.cli.server import ServerFacts
+from supervisor.cli.server import ServerFacts, sessions_needed
 from supervisor.config import Config
 
 __all__ = ["check_clock", "check_connections", "check_memory", "machine_memory"]
@@ -23,7 +23,7 @@ _UNLIMITED = 1 << 60  # what cgroup v1 says where there is no limit is far above
 
 def check_connections(config: Config, facts: ServerFacts) -> Iterator[Finding]:
     """Compare what we may need at once with what the server grants, and with what is free now."""
-    needed, free = config.sessions_needed(), facts.grants - facts.connected
+    needed, free = sessions_needed(config), facts.grants - facts.connected
     text = f"up to {needed} needed, {facts.grants} granted, {facts.connected} in use by everybody now"
     remedy = "lower concurrency of transactional queues or [database] pool_size, or raise max_connections"
     if needed > facts.grants:
