@@ -13,8 +13,6 @@ from shared.pgmq.statements import claiming
 from supervisor.database.arrays import fences
 from tests.support.rows import QUEUE, Rows, accounts
 
-DEEP = "[" * 16_000 + "]" * 16_000
-
 
 @pytest.fixture
 def rows(database: str) -> Iterator[Rows]:
@@ -66,11 +64,12 @@ def test_locked_rows_are_skipped(rows: Rows, database: str) -> None:
 
 def test_hostile_headers_and_bodies_do_not_raise(rows: Rows) -> None:
     """Lists, scalars, forged entries, infinities, SQL NULL, depth and digits come out as they went in."""
-    headers = ["[1, 2]", '"text"', "7", "null", None, '{"x-supervisor": 3}', '{"x-supervisor": [1]}', DEEP]
-    headers += ['{"x-supervisor": {"refunds": "many", "headers": ' + DEEP + "}}", '{"a": 1e400}']
+    deep = rows.deep
+    headers = ["[1, 2]", '"text"', "7", "null", None, '{"x-supervisor": 3}', '{"x-supervisor": [1]}', deep]
+    headers += ['{"x-supervisor": {"refunds": "many", "headers": ' + deep + "}}", '{"a": 1e400}']
     bodies = [
         None,
-        DEEP,
+        deep,
         "1e400",
         "9" * 400,
         str(2**63 - 1),
@@ -84,7 +83,7 @@ def test_hostile_headers_and_bodies_do_not_raise(rows: Rows) -> None:
         rows.send_text(body, header)
     claimed = rows.claim()
     assert len(claimed) == len(bodies)
-    assert [row.body for row in claimed[:4]] == [None, DEEP.encode(), b"1" + b"0" * 400, b"9" * 400]
+    assert [row.body for row in claimed[:4]] == [None, deep.encode(), b"1" + b"0" * 400, b"9" * 400]
     assert claimed[0].body_loaded
     assert [row.accounts for row in claimed] == [None] * 8 + ['{"refunds": "many"}', None]
     assert [row.headers for row in claimed[:5]] == [b"[1, 2]", b'"text"', b"7", b"null", None]

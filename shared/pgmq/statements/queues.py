@@ -103,7 +103,7 @@ def sample(queue: str) -> bytes:
     """
     return compose(
         """
-        select (select count(*) from (select from {q} as m where m.vt <= now() limit %(limit)s) as some),
+        select (select count(*) from (select from {q} as m where m.vt <= now() limit %(limit)s) as shown),
                (select extract(epoch from now() - m.vt)::float8 from {q} as m
                 where m.vt <= now() and m.vt > '-infinity' order by m.vt limit 1)
         """,
