@@ -1,7 +1,7 @@
 """Accounts of one message: what was refunded to it and what it is charged with, across restarts and hosts.
 
 They live in the message's headers under `x-supervisor`, with the queue and msg_id that they belong to: a handler that
-forwards headers, or a redrive, passes no debts on. Values are clamped, whatever stands there.
+forwards headers, or a redrive, passes no debts on. A value that cannot be true counts as 0.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class Accounts:
     deaths: int = 0  # deaths charged
     early: int = 0  # deaths before the handler started that were refunded, at most max_deaths
     deadlocks: int = 0  # in a row, refunded, at most MAX_DEADLOCKS_IN_A_ROW
+    corrected: bool = False  # the headers say something else, so that these must be written
 
     def refunded(self) -> Accounts:
         return replace(self, refunds=self.refunds + 1)
@@ -58,17 +59,18 @@ def parse_accounts(text: str | None, queue: str, msg_id: int, read_ct: int) -> A
     if isinstance(owner, bool) or owner != msg_id:
         return CLEAN
 
-    def number(key: str, most: int) -> int:
-        value = entry.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, int):
-            return 0
-        return min(max(value, 0), most)
+    corrected = False
 
-    # Whatever was refunded or charged was delivered before: more than that is forged.
+    def number(key: str, most: int) -> int:
+        nonlocal corrected
+        value = entry.get(key, 0)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most:
+            return value
+        corrected = True  # written down at the next chance
+        return 0
+
+    # Whatever was refunded or charged was delivered before: more than that is forged, and counts as nothing.
     before = max(0, min(read_ct - 1, _LIMIT))
-    return Accounts(
-        refunds=number("refunds", before),
-        deaths=number("deaths", before),
-        early=number("early", _LIMIT),
-        deadlocks=number("deadlocks", MAX_DEADLOCKS_IN_A_ROW),
-    )
+    refunds, deaths = number("refunds", before), number("deaths", before)
+    early, deadlocks = number("early", _LIMIT), number("deadlocks", MAX_DEADLOCKS_IN_A_ROW)
+    return Accounts(refunds, deaths, early, deadlocks, corrected)

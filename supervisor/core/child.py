@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from supervisor.core.delivery import Delivery
 from supervisor.core.states import ChildState, check_child
@@ -20,8 +21,10 @@ class Child:
     state: ChildState = ChildState.STARTING
     pid: int = 0
     ready_at: float | None = None
-    retire_at: float | None = None  # max_child_age with jitter
+    retire_at: float = inf  # max_child_age with jitter
+    max_messages: int | None = None  # max_tasks_per_child, or less for those that started together
     retiring: bool = False  # takes no further message; ends when its hands are empty
+    followed: bool = False  # its successor is READY and holds the slot
     retired: bool = False  # we asked it to end: its end is no death
     messages: int = 0
     delivery: Delivery | None = None

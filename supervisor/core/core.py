@@ -233,7 +233,7 @@ class Core:
 
     def _progress_reported(self, event: e.ProgressReported, _now: float) -> None:
         if found := self._child(event.child):
-            found[0].progress(found[1], event.text)
+            found[0].progress(found[1], event.claim_id, event.text)
 
     def _child_died(self, event: e.ChildDied, now: float) -> None:
         if found := self._child(event.child):

@@ -137,7 +137,8 @@ class Judge:
         charged: bool = False,
     ) -> Verdict:
         # Headers stay as they are unless an account changed: most retries rewrite no headers.
-        text = None if accounts == delivery.stored else accounts.to_json(self._queue.name, delivery.msg_id)
+        same = accounts == delivery.stored and not accounts.corrected
+        text = None if same else accounts.to_json(self._queue.name, delivery.msg_id)
         return Verdict(
             Retry(delay_ms, text), "retry", reason, delay_ms, error=error, charged=charged, accounts=accounts
         )

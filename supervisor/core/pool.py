@@ -8,6 +8,7 @@ and let the old child go when the new one is READY; a death frees the slot at on
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from math import inf
 
 from supervisor.core import commands as c
@@ -16,20 +17,23 @@ from supervisor.core.child import Child
 from supervisor.core.context import Context
 from supervisor.core.restarts import Restarts
 from supervisor.core.settings import QueueSettings
-from supervisor.core.states import ChildState
+from supervisor.core.states import ChildState, DeliveryState
 from supervisor.core.types import ChildId, DeathCause, DeathFacts, QueueName
 
 
 class Pool:
-    def __init__(self, ctx: Context, settings: QueueSettings) -> None:
+    """`sooner(deadline)` is told of every new deadline of a child; `tick` must be called by then."""
+
+    def __init__(self, ctx: Context, settings: QueueSettings, sooner: Callable[[float], None]) -> None:
         self._ctx = ctx
         self._settings = settings
         self._timing = ctx.settings.timing
+        self._sooner = sooner
         self.name = QueueName(settings.name)
         self.size = settings.concurrency + settings.standby
         self.children: dict[ChildId, Child] = {}
         self.idle: deque[Child] = deque()
-        self.busy = 0  # children with a message in hand, reserved ones included
+        self.busy = 0  # children with a message in hand: reserved ones, and killed ones until they are gone
         self.restarts = Restarts(self._timing, ctx.uniform)
         self.generation = 0
         self.reloading = False
@@ -44,8 +48,7 @@ class Pool:
     @property
     def ready(self) -> int:
         """Children that have a message or could take one, at most `concurrency`."""
-        able = sum(1 for child in self.children.values() if child.ready_at is not None and child.state in _ABLE)
-        return min(self._settings.concurrency, able)
+        return min(self._settings.concurrency, sum(map(_works, self.children.values())))
 
     @property
     def free(self) -> int:
@@ -67,23 +70,34 @@ class Pool:
         """Start what is missing, when restarts are allowed."""
         if not self._started or self._ctx.draining or now < self.restarts.not_before:
             return
+        probing = self.restarts.parked is not None or self.restarts.consecutive > 0
+        if probing and any(child.state is ChildState.STARTING for child in self.children.values()):
+            return  # one probe at a time until a child is READY again
         held = {child.slot for child in self.children.values() if child.alive and child.successor_of is None}
-        for slot in range(self.size):
-            if slot not in held:
-                self._spawn(now, slot, None)
-                if self.restarts.parked is not None or self.restarts.consecutive > 0:
-                    return  # one probe at a time until a child is READY again
+        room = self.size + 1 - sum(child.alive for child in self.children.values())
+        missing = [slot for slot in range(self.size) if slot not in held]
+        for slot in missing[: 1 if probing else room]:
+            self._spawn(now, slot, None)
 
     def _spawn(self, now: float, slot: int, successor_of: ChildId | None) -> Child:
         incarnation = self._incarnations[slot]
         self._incarnations[slot] += 1
         child = Child(self._ctx.next_child(), slot, incarnation, self.generation, now, successor_of)
+        child.max_messages = self._limit_of_messages(slot, incarnation)
         child.deadline = now + self._timing.ready_deadline_s
+        self._sooner(child.deadline)
         self.children[child.id] = child
         self._ctx.owners[child.id] = self.name
         self._ctx.tell(h.ChildStarting(self.name, child.id, slot, incarnation))
         self._ctx.do(c.StartChild(child.id, self.name, slot, incarnation))
         return child
+
+    def _limit_of_messages(self, slot: int, incarnation: int) -> int | None:
+        """Children that started together must not wear out together: the first ones get fewer, slot by slot."""
+        limit = self._settings.max_tasks_per_child
+        if limit is None or limit < 10 or incarnation > 0:
+            return limit
+        return limit - limit * slot // (2 * self.size)
 
     # --- a child's life -------------------------------------------------------------------------------------------
 
@@ -95,8 +109,10 @@ class Pool:
         child.deadline = inf
         child.tree_bytes = rss_kb * 1024
         age = self._settings.max_child_age_s
-        # Jitter: children that started together must not retire together.
-        child.retire_at = inf if age is None else now + age * (0.8 + 0.2 * self._ctx.uniform())
+        if age is not None:
+            # Jitter: children that started together must not retire together.
+            child.retire_at = now + age * (0.8 + 0.2 * self._ctx.uniform())
+            self._sooner(child.retire_at)
         self._ctx.tell(h.ChildBecameReady(self.name, child.id, child.slot, child.pid, now - child.spawned_at))
         if self.restarts.succeeded():
             self._ctx.tell(h.QueueUnparked(self.name))
@@ -104,6 +120,7 @@ class Pool:
             old = self.children.get(child.successor_of)
             child.successor_of = None
             if old is not None and old.alive:
+                old.followed = True
                 self.retire(old, now)
         if self._ctx.draining or child.retiring:
             self.retire(child, now)
@@ -133,17 +150,19 @@ class Pool:
     def vacate(self, child: Child, now: float, *, finished: bool) -> None:
         """Its hands are empty again."""
         child.delivery = None
+        self.busy -= 1
         if finished:
             child.messages += 1
         if child.state not in (ChildState.BUSY, ChildState.RESERVED):
-            return  # a kill is under way; `ended` settles the rest
+            return  # a kill is under way
         child.move(ChildState.IDLE)
-        self.busy -= 1
         if child.retiring or self._ctx.draining:
             self._send_exit(child, now)
         elif self._used_up(child) or self._over_memory(child):
             child.retiring = True
             self._start_successor(now)
+        elif self._outdated(child, now) and self._dispensable(child):
+            self._send_exit(child, now)
         else:
             self.idle.append(child)
 
@@ -161,6 +180,7 @@ class Pool:
         child.retired = True
         child.move(ChildState.EXITING)
         child.deadline = now + self._timing.exit_deadline_s
+        self._sooner(child.deadline)
         self._ctx.do(c.SendExit(child.id))
 
     def kill(self, child: Child, now: float, cause: DeathCause, *, with_stack: bool) -> None:
@@ -169,12 +189,11 @@ class Pool:
             return
         if child.state is ChildState.IDLE and child in self.idle:
             self.idle.remove(child)
-        if child.state in (ChildState.BUSY, ChildState.RESERVED):
-            self.busy -= 1
         child.kill_cause = cause
         child.retired = child.retired or cause is DeathCause.RETIRED
         child.move(ChildState.KILLED)
         child.deadline = now + self._timing.unkillable_s
+        self._sooner(child.deadline)
         msg_id = child.delivery.msg_id if child.delivery is not None else None
         self._ctx.tell(h.ChildStopping(self.name, child.id, child.pid, cause, msg_id))
         self._ctx.do(c.KillChild(child.id, with_stack))
@@ -185,11 +204,11 @@ class Pool:
         before = child.state
         if before is ChildState.IDLE and child in self.idle:
             self.idle.remove(child)
-        if before in (ChildState.BUSY, ChildState.RESERVED):
+        if child.delivery is not None:
             self.busy -= 1
         child.move(ChildState.GONE)
         del self.children[child.id]
-        if before is ChildState.KILLED and cause is DeathCause.SHUTDOWN:
+        if cause is DeathCause.SHUTDOWN:
             self.killed_in_shutdown += 1
         for other in self.children.values():
             if other.successor_of == child.id:
@@ -202,7 +221,7 @@ class Pool:
 
     def _count(self, child: Child, now: float, cause: DeathCause, facts: DeathFacts) -> None:
         """Boot failures and idle deaths count against the queue; what we asked for, or a message did, does not."""
-        if child.retired or self._ctx.draining or child.delivery is not None:
+        if child.retired or self._ctx.draining or (child.delivery is not None and child.delivery.state not in _UNSENT):
             return
         if child.ready_at is None:
             self._boot_failed(child, now, child.boot_error or f"ended before it was READY: {_describe(cause, facts)}")
@@ -216,14 +235,14 @@ class Pool:
             self._boot_failed(child, now, f"cannot start a process: {error}")
 
     def _boot_failed(self, child: Child, now: float, why: str) -> None:
-        if child.successor_of is not None and self.reloading:
+        if self.reloading and child.generation == self.generation:
             self._give_up_reload(why)
         definite = child.boot_error is not None or child.kill_cause is DeathCause.UNRESPONSIVE
         self._failed(child, now, why, definite=definite)
 
     def _failed(self, child: Child, now: float, why: str, *, definite: bool) -> None:
         parked = self.restarts.parked
-        others = any(o.ready_at is not None and o.state in _ABLE for o in self.children.values())
+        others = any(map(_works, self.children.values()))
         delay = self.restarts.failed(now, why, definite=definite, others_ready=others)
         self._ctx.tell(h.ChildFailedToStart(self.name, child.id, child.slot, why, delay))
         if self.restarts.parked is not None and parked is None:
@@ -232,33 +251,39 @@ class Pool:
     # --- replacing ------------------------------------------------------------------------------------------------
 
     def about_to_wear_out(self, child: Child, now: float) -> None:
-        """Called at a dispatch: the successor of a child that got its last message boots meanwhile."""
-        limit = self._settings.max_tasks_per_child
-        if limit is not None and child.messages + 1 >= limit:
+        """Called when it got a message: the successor of a child that got its last one boots meanwhile."""
+        if child.max_messages is not None and child.messages + 1 >= child.max_messages:
             child.retiring = True
             self._start_successor(now)
 
     def _start_successor(self, now: float) -> None:
-        """Never all at once: one successor at a time; the next is started when that one is READY."""
+        """Never all at once: one process more than the pool's size, so the next waits until an old one is gone."""
         if self._ctx.draining or now < self.restarts.not_before:
             return
-        followed = {child.successor_of for child in self.children.values() if child.successor_of is not None}
-        if followed:
+        due = [child for child in self.children.values() if self._due(child, now)]
+        if not due or any(child.successor_of is not None for child in self.children.values()):
             return
-        for child in self.children.values():
-            if self._due(child, now):
-                self._spawn(now, child.slot, child.id)
-                return
+        if sum(child.alive for child in self.children.values()) <= self.size:
+            # An idle one goes as soon as its successor is there; a busy one would stay beside it for a long time.
+            old = next((child for child in due if child.state is ChildState.IDLE), due[0])
+            self._spawn(now, old.slot, old.id)
 
     def _due(self, child: Child, now: float) -> bool:
-        if child.state not in _ABLE:
+        if child.state not in _ABLE or child.followed:
             return False
-        aged = child.retire_at is not None and now >= child.retire_at
-        return child.retiring or aged or child.generation < self.generation or self._used_up(child)
+        return child.retiring or self._outdated(child, now)
+
+    def _outdated(self, child: Child, now: float) -> bool:
+        return now >= child.retire_at or child.generation < self.generation
+
+    def _dispensable(self, child: Child) -> bool:
+        """Enough others work already: the successor of a child whose last message takes long stands in for this one."""
+        others = [other for other in self.children.values() if other is not child and _works(other)]
+        proven = any(other.generation == self.generation for other in others)
+        return proven and len(others) >= self._settings.concurrency
 
     def _used_up(self, child: Child) -> bool:
-        limit = self._settings.max_tasks_per_child
-        return limit is not None and child.messages >= limit
+        return child.max_messages is not None and child.messages >= child.max_messages
 
     def _over_memory(self, child: Child) -> bool:
         limit = self._settings.memory_limit_bytes
@@ -282,7 +307,12 @@ class Pool:
             child.generation = self.generation
 
     def _check_reloaded(self) -> None:
-        if self.reloading and all(c_.generation == self.generation for c_ in self.children.values() if c_.alive):
+        """Every slot has a child of the new code, and at least one of them was READY."""
+        if not self.reloading:
+            return
+        children = [child for child in self.children.values() if child.alive and not child.followed]
+        new = [child for child in children if child.generation == self.generation]
+        if len(new) == len(children) and any(child.ready_at is not None for child in new):
             self.reloading = False
 
     # --- time -----------------------------------------------------------------------------------------------------
@@ -309,24 +339,31 @@ class Pool:
     def _give_up(self, child: Child) -> None:
         child.move(ChildState.UNKILLABLE)
         child.deadline = inf
+        if child.delivery is not None:
+            self.busy -= 1
         self.given_up.append(child)
         self._ctx.tell(h.ChildUnkillable(self.name, child.id, child.pid))
         self._ctx.do(c.AbandonChild(child.id))
 
     def _next_deadline(self, now: float) -> float:
         deadline = inf
-        successor = any(child.successor_of is not None for child in self.children.values())
         for child in self.children.values():
             if child.state in (ChildState.STARTING, ChildState.EXITING, ChildState.KILLED):
                 deadline = min(deadline, child.deadline)
-            elif child.state in _ABLE and child.retire_at is not None and not successor:
-                deadline = min(deadline, max(child.retire_at, now + 0.05))
+            elif now < child.retire_at:
+                deadline = min(deadline, child.retire_at)
         if self._started and not self._ctx.draining and self.restarts.not_before > now:
             deadline = min(deadline, self.restarts.not_before)
         return deadline
 
 
 _ABLE = frozenset({ChildState.IDLE, ChildState.RESERVED, ChildState.BUSY})
+_UNSENT = frozenset({DeliveryState.LOADING, DeliveryState.PERMITTED})  # no message was in its hands yet
+
+
+def _works(child: Child) -> bool:
+    """It has a message or can take one; not one that only waits for its successor."""
+    return child.state in _ABLE and not (child.retiring and child.state is ChildState.IDLE)
 
 
 def _cause(child: Child, facts: DeathFacts) -> DeathCause:

@@ -15,7 +15,7 @@ from supervisor.core.pool import Pool
 from supervisor.core.settings import QueueSettings
 from supervisor.core.snapshot import ChildSnapshot, QueueSnapshot
 from supervisor.core.states import ChildState, DeliveryState
-from supervisor.core.types import DeathCause, DeathFacts, QueueName, StopReason
+from supervisor.core.types import ClaimId, DeathCause, DeathFacts, QueueName, StopReason
 from supervisor.core.wakeups import Wakeups
 
 
@@ -25,12 +25,12 @@ class QueueMachine(ABC):
         self.settings = settings
         self.timing = ctx.settings.timing
         self.name = QueueName(settings.name)
-        self.pool = Pool(ctx, settings)
+        self.next_at = 0.0  # when `tick` must be called at the latest
+        self.pool = Pool(ctx, settings, self.sooner)
         self.limits = Limits(ctx, settings, self.pool)
         self.judge = Judge(ctx.settings, settings, ctx.uniform)
         self.wakeups = Wakeups(settings.polling_interval_s, self.timing, ctx.uniform)
         self.paused = False
-        self.next_at = 0.0  # when `tick` must be called at the latest
         self.claims_attempted_at: float | None = None
         self.database_error: str | None = None
         self.listener_up = False
@@ -45,7 +45,7 @@ class QueueMachine(ABC):
 
     @abstractmethod
     def give_back_waiting(self, now: float, reason: str) -> None:
-        """Release what no child has."""
+        """Release what was given to no child."""
 
     @abstractmethod
     def died(self, child: Child, facts: DeathFacts, now: float) -> None: ...
@@ -87,10 +87,11 @@ class QueueMachine(ABC):
             if child.delivery.state is DeliveryState.RUNNING:
                 self.pool.kill(child, now, DeathCause.MEMORY_LIMIT, with_stack=True)
 
-    def progress(self, child: Child, text: str) -> None:
-        if child.delivery is not None:
-            child.delivery.progress = text
-            self.ctx.tell(h.HandlerProgress(self.name, child.delivery.msg_id, text))
+    def progress(self, child: Child, claim_id: ClaimId, text: str) -> None:
+        delivery = child.delivery
+        if delivery is not None and delivery.id == claim_id:
+            delivery.progress = text
+            self.ctx.tell(h.HandlerProgress(self.name, delivery.msg_id, text))
 
     def tell_ended(
         self, child: Child, cause: DeathCause, facts: DeathFacts, delivery: Delivery | None, verdict: Verdict | None

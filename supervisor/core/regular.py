@@ -27,11 +27,12 @@ from supervisor.core.queue import QueueMachine
 from supervisor.core.settings import QueueSettings
 from supervisor.core.settling import Settling
 from supervisor.core.snapshot import QueueSnapshot
-from supervisor.core.states import DeliveryState
+from supervisor.core.states import ChildState, DeliveryState
 from supervisor.core.types import ClaimId, DeathCause, DeathFacts, ErrorInfo, Outcome, OutcomeKind, StopReason
 
 _CLAIM_BYTES: Final = 16 << 20  # bodies in one result
 _MAX_SETTLING: Final = 5000
+_BUDGET_AGAIN_S: Final = 0.1
 _MAX_DISPATCH_BYTES: Final = MAX_BODY_BYTES - (1 << 16)
 
 
@@ -68,7 +69,10 @@ class RegularQueue(QueueMachine):
             return
         room = min(self.pool.free + ahead, self.pacing.max_in_flight - self.pool.busy) - waiting
         budget = min(_CLAIM_BYTES, self.ctx.settings.max_held_bytes - self.ctx.held_bytes)
-        if room <= 0 or budget <= 0:
+        if room <= 0:
+            return
+        if budget <= 0:
+            self.sooner(now + _BUDGET_AGAIN_S)  # another queue holds it, and will not tell us
             return
         self.claiming = True
         self.claims_attempted_at = now
@@ -169,10 +173,8 @@ class RegularQueue(QueueMachine):
                 delivery.lease_deadline,
             )
         )
-        if self.settings.max_tasks_per_child is not None:
+        if child.max_messages is not None:
             self.pool.about_to_wear_out(child, now)
-            if child.retiring:
-                self.next_at = now
         self.sooner(self.limits.at_dispatch(delivery))
         if not self.leases.renewing:
             self.sooner(delivery.renew_at)
@@ -182,7 +184,9 @@ class RegularQueue(QueueMachine):
         if child is None or child.delivery is None or child.delivery.id != claim_id:
             return
         delivery = child.delivery
-        if not found:
+        if child.state is ChildState.KILLED:  # it waits for the end of this child
+            delivery.body, delivery.body_loaded, delivery.fence_lost = body, found, not found
+        elif not found:
             self.pool.vacate(child, now, finished=False)
             delivery.move(DeliveryState.ENDED)
             self.ctx.tell(h.LeaseLost(self.name, delivery.msg_id, "its row is gone or not ours any more"))
@@ -198,12 +202,11 @@ class RegularQueue(QueueMachine):
         self.advance(now)
 
     def body_fetch_failed(self, claim_id: ClaimId, now: float) -> None:
-        child = self.loading.pop(claim_id, None)
-        if child is None or child.delivery is None or child.delivery.id != claim_id:
+        if claim_id not in self.loading:
             return
-        delivery = child.delivery
-        self.pool.vacate(child, now, finished=False)
-        self.settling.decide(delivery, self.judge.refund(delivery, "not_started", delay_ms=1000), now)
+        delivery = self._stop_loading(claim_id, now)
+        if delivery is not None:
+            self.settling.decide(delivery, self.judge.refund(delivery, "not_started", delay_ms=1000), now)
         self.advance(now)
 
     def started(self, child: Child, claim_id: ClaimId, now: float) -> None:
@@ -231,8 +234,6 @@ class RegularQueue(QueueMachine):
         delivery.finished_at = now
         self.pacing.measured(now - delivery.dispatched_at)
         self.pool.vacate(child, now, finished=True)
-        if child.retiring or self.ctx.draining:
-            self.next_at = now
         if delivery.fence_lost:
             delivery.move(DeliveryState.ENDED)
         elif self.ctx.acks_off:
@@ -277,6 +278,18 @@ class RegularQueue(QueueMachine):
     def give_back_waiting(self, now: float, reason: str) -> None:
         while self.waiting:
             self._give_back(self._next_waiting(), reason, now)
+        for claim_id in list(self.loading):
+            delivery = self._stop_loading(claim_id, now)
+            if delivery is not None:
+                self._give_back(delivery, reason, now)
+
+    def _stop_loading(self, claim_id: ClaimId, now: float) -> Delivery | None:
+        """Take a message back from the child that was reserved for it; the body that is on its way is not awaited."""
+        child = self.loading.pop(claim_id)
+        delivery = child.delivery
+        if delivery is not None:
+            self.pool.vacate(child, now, finished=False)
+        return delivery
 
     def _give_back(self, delivery: Delivery, reason: str, now: float) -> None:
         self.settling.decide(delivery, self.judge.refund(delivery, reason), now)
@@ -318,23 +331,32 @@ class RegularQueue(QueueMachine):
         if delivery.fence_lost:
             delivery.move(DeliveryState.ENDED)
             self.tell_ended(child, cause, facts, delivery, None)
-        elif self.ctx.draining or cause is DeathCause.LEASE_LOST:
+        elif delivery.stop_reason is StopReason.CANCELLED:
+            self.tell_ended(child, cause, facts, delivery, None)
+            self._cancel_unstarted(delivery, now)
+        elif not self.may_read or cause is DeathCause.LEASE_LOST or now >= self._waiting_limit(delivery):
             self.tell_ended(child, cause, facts, delivery, None)
             self._give_back(delivery, "not_started", now)
+        elif delivery.state is DeliveryState.LOADING:  # the child never had it
+            self.tell_ended(child, cause, facts, None, None)
+            self._wait_again(delivery)
         elif early <= self.settings.max_deaths or cause is DeathCause.UNRESPONSIVE:
             delivery.accounts = replace(delivery.accounts, early=early)
             self.tell_ended(child, cause, facts, delivery, None)
             if early > self.settings.max_deaths:
                 self.settling.decide(delivery, self.judge.refund(delivery, "not_started", delay_ms=5000), now)
             else:
-                delivery.move(DeliveryState.WAITING)
-                self.waiting.appendleft(delivery)
-                if delivery.body_loaded:
-                    self.ctx.held_bytes += delivery.body_bytes
+                self._wait_again(delivery)
         else:
             verdict = self.judge.of_death(delivery, cause, facts)
             self.tell_ended(child, cause, facts, delivery, verdict)
             self.settling.decide(delivery, verdict, now)
+
+    def _wait_again(self, delivery: Delivery) -> None:
+        delivery.move(DeliveryState.WAITING)
+        self.waiting.appendleft(delivery)
+        if delivery.body_loaded:
+            self.ctx.held_bytes += delivery.body_bytes
 
     def unkillable(self, child: Child, now: float) -> None:
         """Killed and still there: its lease must lapse, since it may still work."""
@@ -362,7 +384,8 @@ class RegularQueue(QueueMachine):
     def _turned_slow(self, now: float) -> None:
         """Work turned slow: what waits starves other hosts, so it goes back, and less is held from now on."""
         self.pacing.turned_slow(self.timing.hold_limit_s)
-        self.give_back_waiting(now, "slow")
+        while self.waiting:
+            self._give_back(self._next_waiting(), "slow", now)
 
     def cancel(self, msg_id: int, now: float) -> bool:
         for delivery in self.waiting:
@@ -370,15 +393,24 @@ class RegularQueue(QueueMachine):
                 self.waiting.remove(delivery)
                 if delivery.body_loaded:
                     self.ctx.held_bytes -= delivery.body_bytes
-                delivery.stop_reason = StopReason.CANCELLED
-                stopped = Outcome(OutcomeKind.STOPPED)
-                self.settling.decide(delivery, self.judge.of_outcome(delivery, stopped), now)
+                self._cancel_unstarted(delivery, now)
+                return True
+        for claim_id, child in self.loading.items():
+            if child.delivery is not None and child.delivery.msg_id == msg_id:
+                loading = self._stop_loading(claim_id, now)
+                if loading is not None:
+                    self._cancel_unstarted(loading, now)
                 return True
         return super().cancel(msg_id, now)
 
+    def _cancel_unstarted(self, delivery: Delivery, now: float) -> None:
+        delivery.stop_reason = StopReason.CANCELLED
+        self.settling.decide(delivery, self.judge.of_outcome(delivery, Outcome(OutcomeKind.STOPPED)), now)
+
     @property
     def open_work(self) -> int:
-        return len(self.waiting) + len(self.settling) + self.pool.busy
+        # A claim that is under way may bring messages, which must be given back.
+        return len(self.waiting) + len(self.settling) + self.pool.busy + self.claiming
 
     def held(self) -> list[Delivery]:
         return [*self.waiting, *(d for ch in self.pool.children.values() if (d := ch.delivery) is not None)]

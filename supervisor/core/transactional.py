@@ -39,7 +39,10 @@ _UNSTARTED_DELAY_MS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """A charge that found its row in somebody else's hands. Applied when the message is seen again."""
+    """Charges that found their row moved on. Carried over to the next attempt of ours that claims the message.
+
+    Every charge has one holder: a reckoning that goes on, this, or the attempt that took it over (its `extra`).
+    """
 
     attempts: int
     deaths: int
@@ -76,10 +79,6 @@ class TransactionalQueue(QueueMachine):
         self.claims_attempted_at = now
         owed = tuple((msg_id, charge.attempts) for msg_id, charge in list(self.owed.items())[-100:])
         self.ctx.do(c.GrantPermit(child.id, delivery.id, self.settings.hard_timeout_s, owed))
-        if self.settings.max_tasks_per_child is not None:
-            self.pool.about_to_wear_out(child, now)
-            if child.retiring:
-                self.next_at = now
         self.sooner(self.limits.at_dispatch(delivery))
 
     def permit_empty(self, child: Child, event: e.PermitEmpty, now: float) -> None:
@@ -108,13 +107,16 @@ class TransactionalQueue(QueueMachine):
         delivery.enqueued_us, delivery.visible_us = event.enqueued_us, event.visible_us
         accounts = parse_accounts(event.accounts, self.name, event.msg_id, event.read_ct)
         delivery.stored = accounts
-        owed = self.owed.get(event.msg_id)
-        if owed is not None:
-            delivery.extra = owed.attempts
-            accounts = replace(accounts, deaths=accounts.deaths + owed.deaths)
         delivery.accounts = accounts
-        delivery.attempt = accounts.attempt(event.read_ct + delivery.extra)
+        delivery.attempt = accounts.attempt(event.read_ct)
+        owed = self.owed.pop(event.msg_id, None)
+        if owed is not None:
+            self._take_over(delivery, owed)
+        for debtor in list(self.reckoning.values()):
+            if debtor.settle_at is not None:  # with its question on the way nobody knows what it charges
+                self._absorb(delivery, debtor)
         self.ctx.tell(h.MessagesClaimed(self.name, 1))
+        self.pool.about_to_wear_out(child, now)
         if self.ctx.draining:
             self.limits.stop(child, delivery, StopReason.SHUTDOWN, now)
         self.advance(now)
@@ -163,7 +165,7 @@ class TransactionalQueue(QueueMachine):
         if self.ctx.acks_off:
             return self.judge.refund(delivery, "shutdown")
         verdict = self.judge.of_outcome(delivery, outcome)
-        if outcome.kind is OutcomeKind.ABANDON:
+        if verdict.kind == "abandon":
             return replace(self.judge.abandoned(delivery), settlement=None, kind="abandon")
         return verdict
 
@@ -205,7 +207,7 @@ class TransactionalQueue(QueueMachine):
             charge = self.judge.uncommitted(delivery, event.error, event.sqlstate)
         if event.in_doubt:
             self.ctx.tell(h.CommitInDoubt(self.name, delivery.msg_id, "unknown"))
-        if charge is None:
+        if charge is None and delivery.granted is None:
             self._let_go(child, delivery, now, finished=True)
             self.ctx.tell(h.MessageReleased(self.name, delivery.msg_id, "shutdown"))
             return
@@ -275,6 +277,10 @@ class TransactionalQueue(QueueMachine):
         settlement = delivery.verdict.settlement if delivery.verdict is not None else None
         if not isinstance(settlement, Retry | DeadLetter):
             raise TypeError(f"a reckoning needs a retry or a dead letter, not {settlement!r}")
+        if isinstance(settlement, Retry) and settlement.accounts is None and delivery.verdict is not None:
+            # With accounts in it a charge that was repeated after a lost answer knows itself again.
+            accounts = delivery.verdict.accounts or delivery.accounts
+            settlement = replace(settlement, accounts=accounts.to_json(self.name, delivery.msg_id))
         question = Reckoning(delivery.msg_id, delivery.fence.read_ct - 1, settlement, delivery.extra)
         in_doubt = delivery.tx if delivery.granted is not None else None
         self.ctx.do(c.Reckon(self.name, delivery.id, question, in_doubt))
@@ -303,6 +309,11 @@ class TransactionalQueue(QueueMachine):
                 self.ctx.tell(h.CommitInDoubt(self.name, delivery.msg_id, "committed"))
                 self._reckoned(delivery)
                 self._settled(delivery, granted, now)
+            case ReckonOutcome.MOVED if delivery.reckon_tries:
+                # An answer was lost before: this may be our own charge, and none is made twice.
+                self._reckoned(delivery)
+                why = "its row has moved on: charged unheard, or by another attempt"
+                self.ctx.tell(h.SettlementLapsed(self.name, delivery.msg_id, delivery.verdict.kind, why))
             case ReckonOutcome.MOVED:
                 # Another attempt has committed since; ours is charged when the message is seen again.
                 self._reckoned(delivery)
@@ -312,8 +323,11 @@ class TransactionalQueue(QueueMachine):
                     delivery.reckoned_busy_since = now
                 if not delivery.lingers and now - delivery.reckoned_busy_since >= _BUSY_WAIT_S:
                     delivery.lingers = True  # no longer in the way of permits
-                    self._owe(delivery)
+                    self.ctx.tell(h.ChargeOwed(self.name, delivery.msg_id))
                 delivery.settle_at = now + (_OWED_AGAIN_S if delivery.lingers else _BUSY_AGAIN_S)
+                for attempt in self.attempts.values():
+                    if attempt.state in (DeliveryState.CLAIMED, DeliveryState.RUNNING):
+                        self._absorb(attempt, delivery)
             case ReckonOutcome.FAILED:
                 delivery.reckon_tries += 1
                 timing = self.timing
@@ -324,18 +338,32 @@ class TransactionalQueue(QueueMachine):
     def _reckoned(self, delivery: Delivery) -> None:
         del self.reckoning[delivery.id]
         delivery.move(DeliveryState.ENDED)
-        if delivery.lingers:
-            self.owed.pop(delivery.msg_id, None)  # what was owed is in the database now
 
-    def _owe(self, delivery: Delivery) -> None:
+    def _charge_of(self, delivery: Delivery) -> Owed:
+        """What an attempt in reckoning adds to its row, with what it took over."""
         deaths = 0
         if delivery.verdict is not None and delivery.verdict.accounts is not None:
             deaths = max(0, delivery.verdict.accounts.deaths - delivery.stored.deaths)
-        attempts = delivery.extra + (0 if delivery.verdict is None or delivery.verdict.kind == "release" else 1)
-        if not attempts and not deaths:
+        uncharged = delivery.verdict is None or delivery.verdict.kind == "release"
+        return Owed(delivery.extra + (0 if uncharged else 1), deaths)
+
+    def _absorb(self, attempt: Delivery, debtor: Delivery) -> None:
+        """An attempt of ours claimed the message before an earlier one was charged: it carries that charge too."""
+        if attempt.fence == debtor.fence:
+            self._take_over(attempt, self._charge_of(debtor))
+            self._reckoned(debtor)
+
+    def _take_over(self, delivery: Delivery, owed: Owed) -> None:
+        delivery.extra += owed.attempts
+        delivery.accounts = replace(delivery.accounts, deaths=delivery.accounts.deaths + owed.deaths)
+        delivery.attempt = delivery.accounts.attempt(delivery.fence.read_ct + delivery.extra)
+
+    def _owe(self, delivery: Delivery) -> None:
+        charge = self._charge_of(delivery)
+        if not charge.attempts and not charge.deaths:
             return
-        self.owed[delivery.msg_id] = Owed(attempts, deaths)
-        self.owed.move_to_end(delivery.msg_id)
+        before = self.owed.pop(delivery.msg_id, Owed(0, 0))
+        self.owed[delivery.msg_id] = Owed(before.attempts + charge.attempts, before.deaths + charge.deaths)
         while len(self.owed) > _MAX_OWED:
             self.owed.popitem(last=False)
         self.ctx.tell(h.ChargeOwed(self.name, delivery.msg_id))
@@ -351,12 +379,10 @@ class TransactionalQueue(QueueMachine):
         if ended:
             delivery.move(DeliveryState.ENDED)
         self.pool.vacate(child, now, finished=finished)
-        if child.retiring or self.ctx.draining:
-            self.next_at = now
 
     def _settled(self, delivery: Delivery, verdict: Verdict, now: float) -> None:
-        if delivery.extra or verdict.kind in ("success", "dead_letter"):
-            self.owed.pop(delivery.msg_id, None)  # written as absolute values with this settlement, or pointless now
+        if verdict.kind in ("success", "dead_letter"):
+            self.owed.pop(delivery.msg_id, None)  # pointless now
         if verdict.kind in ("retry", "release"):
             self.wakeups.expect(now + verdict.delay_ms / 1000)
             self.sooner(self.wakeups.next_deadline())
