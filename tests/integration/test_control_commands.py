@@ -20,7 +20,8 @@ from tests.support.actions import RecordingActions
 
 CHILD = {
     "child": 1, "slot": 0, "incarnation": 1, "role": "active", "state": "busy", "pid": 7, "age_s": 50.0,
-    "messages": 3,    "msg_id": 5, "attempt": 2, "running_s": 12.0, "stop_reason": None, "progress": "half \x1b[31m", "memory_bytes": 1 << 20,
+    "messages": 3, "msg_id": 5, "attempt": 2, "running_s": 12.0, "stop_reason": None, "progress": "half \x1b[31m",
+    "memory_bytes": 1 << 20,
 }  # fmt: skip
 QUEUE = {
     "name": "orders", "concurrency": 1, "paused": False, "parked": None, "not_ready_because": None, "pending": 0,
