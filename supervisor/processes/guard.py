@@ -8,12 +8,13 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from supervisor.processes import guard_table, procfs
-from supervisor.processes.guard_main import FORGET, REGISTER
+from supervisor.processes.guard_main import FORGET, REGISTER, WATCH
 
 _MAIN: Final = Path(__file__).with_name("guard_main.py")
 _START_LIMIT_S: Final = 10.0
@@ -41,6 +42,7 @@ class Guard:
         self._table = guard_table.GuardTable(self._table_fd)
         self._free = list(range(guard_table.SLOTS - 1, -1, -1))
         self._wards: dict[int, _Ward] = {}
+        self._unmarked: dict[procfs.Identity, int] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._sock: socket.socket | None = None
@@ -75,8 +77,10 @@ class Guard:
                 self._process.kill()
                 self._process.wait()
                 self._forget_process()
-        self._table.close()
-        os.close(self._table_fd)
+        if self._table_fd >= 0:
+            self._table.close()
+            os.close(self._table_fd)
+            self._table_fd = -1
 
     # --- children -----------------------------------------------------------------------------------------------
 
@@ -99,11 +103,14 @@ class Guard:
         if ward.slot >= 0:
             self._table.end(ward.slot)
             self._free.append(ward.slot)
-        if self._sock is not None:
-            try:
-                self._sock.send(FORGET.pack(2, child))
-            except OSError:
-                self._give_up("it does not listen")
+        self._send(FORGET.pack(2, child))
+
+    def watch(self, unmarked: Mapping[procfs.Identity, int]) -> None:
+        """The processes without a mark that there are now, and their children; new ones are told."""
+        for identity, child in unmarked.items():
+            if identity not in self._unmarked:
+                self._send(WATCH.pack(3, child, identity.pid, identity.start_ticks))
+        self._unmarked = dict(unmarked)
 
     def set_deadline(self, slot: int, deadline: float) -> None:
         """Until when the child may run while we say nothing, CLOCK_BOOTTIME; 0: for ever. No system call."""
@@ -122,6 +129,13 @@ class Guard:
             socket.send_fds(self._sock, [message], [ward.pidfd])
         except OSError:
             self._give_up("it does not listen")
+
+    def _send(self, message: bytes) -> None:
+        if self._sock is not None:
+            try:
+                self._sock.send(message)
+            except OSError:
+                self._give_up("it does not listen")
 
     # --- the process --------------------------------------------------------------------------------------------
 
@@ -155,6 +169,8 @@ class Guard:
         self._loop.add_reader(ours.fileno(), self._on_readable)
         for child, ward in list(self._wards.items()):
             self._tell(child, ward)
+        unmarked, self._unmarked = self._unmarked, {}
+        self.watch(unmarked)
 
     def _on_readable(self) -> None:
         if self._sock is None:

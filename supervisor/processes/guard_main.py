@@ -6,6 +6,9 @@ of a dead supervisor, but neither their helpers nor those of a frozen one; this 
 
     supervisor gone (pidfd or end of the socket)  ─▶ kill groups, marked processes and what is below, until none is left
     a deadline passed unrenewed                   ─▶ the same for that child; its slot says so
+
+Processes that cleared their environment and left group and session carry no mark; the supervisor names those that it
+has seen, so that they are killed too. One that started less than a second before the supervisor died may be missed.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from supervisor.processes.killing import kill_by_pidfd, kill_exactly
 
 REGISTER = struct.Struct("!Bqqqq")  # 1, slot, child, pid, start ticks; with the pidfd
 FORGET = struct.Struct("!Bq")  # 2, child
+WATCH = struct.Struct("!Bqqq")  # 3, child, pid, start ticks of a process without a mark
 READY = b"ready"
 
 _TABLE_PERIOD_S = 0.2
@@ -59,6 +63,7 @@ class Guard:
         self._owner = owner
         self._wards: dict[int, Ward] = {}
         self._strangers: set[tuple[int, int]] = set()
+        self._unmarked: dict[tuple[int, int], int] = {}  # pid and start ticks to child
         self._supervisor = os.pidfd_open(supervisor_pid) if os.getppid() == supervisor_pid else None
 
     def run(self) -> None:
@@ -100,10 +105,14 @@ class Guard:
         if data[0] == 1:
             _, slot, child, pid, start_ticks = REGISTER.unpack(data)
             self._wards[child] = Ward(slot, child, pid, start_ticks, fds[0])
-        else:
+        elif data[0] == 2:
             ward = self._wards.pop(FORGET.unpack(data)[1], None)
             if ward is not None:
                 os.close(ward.pidfd)
+        else:
+            _, child, pid, start_ticks = WATCH.unpack(data)
+            self._unmarked = {key: of for key, of in self._unmarked.items() if _is_there(*key)}
+            self._unmarked[pid, start_ticks] = child
         return True
 
     def _deadline(self, ward: Ward) -> float:
@@ -171,15 +180,23 @@ class Guard:
         key = (pid, stat.start_ticks)
         if key in self._strangers or pid == os.getpid():
             return False
-        mark = marks.read(pid)
-        if mark is None or mark.owner != self._owner:
-            self._strangers.add(key)
-            return False
-        return children is None or mark.child in children
+        child = self._unmarked.get(key)
+        if child is None:
+            mark = marks.read(pid)
+            if mark is None or mark.owner != self._owner:
+                self._strangers.add(key)
+                return False
+            child = mark.child
+        return children is None or child in children
 
 
 def _is_over(pidfd: int) -> bool:
     return bool(select.select([pidfd], [], [], 0)[0])
+
+
+def _is_there(pid: int, start_ticks: int) -> bool:
+    stat = procfs.read_stat(pid)
+    return stat is not None and stat.start_ticks == start_ticks and stat.alive
 
 
 def _say(text: str) -> None:

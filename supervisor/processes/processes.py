@@ -1,7 +1,7 @@
 """The hands of the supervisor for processes: commands of the core in, events out, nothing decided here.
 
     start()  ─▶ subreaper ─▶ guard ─▶ sweep of what an earlier run left
-    commands ─▶ Launcher ─▶ ChildProcess ◀─▶ Channel, Output ─▶ events
+    commands ─▶ Births: Launcher ─▶ ChildProcess ◀─▶ Channel, Output ─▶ events
     pidfd    ─▶ Endings: kill the group ─▶ last words ─▶ sweep ─▶ reap ─▶ ChildDied
     timers   ─▶ Upkeep: orphans that outlived their message, peaks of memory, memory limits
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from shared import syncpoints
-from shared.wire.frames import Kind, ProtocolError, encode
+from shared.wire.frames import ProtocolError
 from supervisor.core.commands import (
     AbandonChild,
     AnswerCommit,
@@ -31,27 +31,24 @@ from supervisor.core.commands import (
     SendTerm,
     StartChild,
 )
-from supervisor.core.events import ChildSpawned, Event, ProtocolBroken, SpawnFailed
-from supervisor.core.types import ChildId, ClaimId
+from supervisor.core.events import Event, ProtocolBroken, SpawnFailed
+from supervisor.core.types import ChildId
 from supervisor.processes import frames_out, marks, procfs
-from supervisor.processes.channel import Channel
+from supervisor.processes.births import Births, OnLog
 from supervisor.processes.endings import Endings, OnSwept
 from supervisor.processes.guard import Guard
-from supervisor.processes.launcher import Launched, Launcher, PopenLauncher
+from supervisor.processes.launcher import Launcher, PopenLauncher
+from supervisor.processes.leftovers import sweep_left_overs
 from supervisor.processes.oom import OomWatch
-from supervisor.processes.output import OnOutput, Output
+from supervisor.processes.output import OnOutput
 from supervisor.processes.process import ChildProcess
-from supervisor.processes.spec import ChildSpec, hello
-from supervisor.processes.sweeper import Sweeper, adopt_orphans, kill_left_overs_of_the_dead
+from supervisor.processes.spec import ChildSpec
+from supervisor.processes.sweeper import Sweeper, adopt_orphans
 from supervisor.processes.table import Table
 from supervisor.processes.upkeep import Upkeep
 
-_START_SWEEP_ROUNDS: Final = 100
-_START_SWEEP_ROUND_S: Final = 0.01
 _CLOSE_LIMIT_S: Final = 5.0
 _log = logging.getLogger(__name__)
-
-OnLog = Callable[[ChildId, ClaimId | None, str, str], None]
 
 
 class ChildStatus(NamedTuple):
@@ -80,14 +77,10 @@ class Processes:
         oom: OomWatch | None = None,
     ) -> None:
         """Needs a running loop; nothing happens before `start`."""
-        self._queues = dict(queues)
         self._post = post
         self._clock = clock
-        self._on_output = on_output
-        self._on_log = on_log
         self._loop = asyncio.get_running_loop()
         self._owner = marks.owner_of_this_process(supervisor_name)
-        self._launcher: Launcher = launcher if launcher is not None else PopenLauncher()
         self._table = Table()
         self._guard = Guard(owner=self._owner, loop=self._loop)
         self._protected: set[int] = set()
@@ -96,7 +89,7 @@ class Processes:
             clock=clock,
             leader_of=self._table.leader_of,
             is_own=lambda pid: pid == self._guard.pid or pid in self._protected,
-            child_oom_score_adj=(spec.oom_score_adj for spec in self._queues.values()),
+            child_oom_score_adj=(spec.oom_score_adj for spec in queues.values()),
         )
         oom = oom if oom is not None else OomWatch(clock=clock)
         self._endings = Endings(
@@ -109,7 +102,27 @@ class Processes:
             on_swept=on_swept,
         )
         self._upkeep = Upkeep(
-            table=self._table, sweeper=self._sweeper, oom=oom, loop=self._loop, post=post, on_swept=on_swept
+            table=self._table,
+            sweeper=self._sweeper,
+            guard=self._guard,
+            oom=oom,
+            loop=self._loop,
+            post=post,
+            on_swept=on_swept,
+        )
+        self._births = Births(
+            owner=self._owner,
+            queues=queues,
+            launcher=launcher if launcher is not None else PopenLauncher(),
+            table=self._table,
+            sweeper=self._sweeper,
+            guard=self._guard,
+            loop=self._loop,
+            clock=clock,
+            post=post,
+            on_output=on_output,
+            on_log=on_log,
+            on_end=self._endings.on_readable,
         )
         self._closing = False
 
@@ -118,17 +131,12 @@ class Processes:
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited: the kernel would reap for us, unseen
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         adopt_orphans()
-        await self._guard.start()
-        namespace = procfs.pid_namespace()
-        killed = 0
-        for _ in range(_START_SWEEP_ROUNDS):
-            found = kill_left_overs_of_the_dead(namespace)
-            if not found:
-                break
-            killed += found
-            await asyncio.sleep(_START_SWEEP_ROUND_S)
-        if killed:
-            _log.warning("killed %d processes that a dead supervisor had left", killed)
+        try:
+            await self._guard.start()
+        except BaseException:
+            await self._guard.close()
+            raise
+        await sweep_left_overs()
         self._upkeep.start()
 
     async def close(self) -> None:
@@ -165,19 +173,10 @@ class Processes:
 
     def start_child(self, command: StartChild) -> None:
         """Spawn; `ChildSpawned` or `SpawnFailed` follows at once."""
-        spec = self._queues.get(command.queue)
-        if spec is None or self._closing:
-            self._post(SpawnFailed(command.child, "closing" if spec else f"unknown queue {command.queue}"))
-            return
-        mark = marks.make(self._owner, command.child)
-        try:
-            launched = self._launcher.launch(queue=command.queue, mark=mark, capture=spec.output == "capture")
-        except OSError as error:
-            self._post(SpawnFailed(command.child, f"{error.strerror or error} ({type(error).__name__})"))
-            return
-        process = self._adopt(command, spec, launched)
-        self._post(ChildSpawned(command.child, process.pid))
-        process.channel.send(encode(Kind.HELLO, 0, hello(spec, command, metrics_index=process.metrics_index)))
+        if self._closing:
+            self._post(SpawnFailed(command.child, "closing"))
+        else:
+            self._births.start(command)
 
     def dispatch(self, command: Dispatch) -> None:
         """Hand a message over. A body over the limit breaks the protocol before anything is sent."""
@@ -189,12 +188,12 @@ class Processes:
         except ProtocolError as error:
             self._post(ProtocolBroken(command.child, str(error)))
             return
-        syncpoints.hit("parent.dispatch.before", {"msg_id": command.msg_id})
+        syncpoints.hit("parent.dispatch.before", {"queue": process.queue, "msg_id": command.msg_id})
         self._guard.set_deadline(process.guard_slot, command.lease_deadline)
         process.begin(command.claim_id)
         process.channel.talk.dispatched(command.claim_id)
         process.channel.send(frame)
-        syncpoints.hit("parent.dispatch.after", {"msg_id": command.msg_id})
+        syncpoints.hit("parent.dispatch.after", {"queue": process.queue, "msg_id": command.msg_id})
 
     def guard_leases(self, command: GuardLeases) -> None:
         """New deadlines; of running messages only, so that an idle child has none."""
@@ -247,52 +246,10 @@ class Processes:
         """Transactional: the verdict."""
         process = self._table.get(command.child)
         if process is not None and process.channel.talk.claim_id == command.claim_id:
-            syncpoints.hit("parent.verdict.before", {"claim": command.claim_id})
+            syncpoints.hit("parent.verdict.before", {"queue": process.queue, "claim": command.claim_id})
             process.channel.talk.answered()
             process.channel.send(frames_out.verdict_frame(command))
-            syncpoints.hit("parent.verdict.after", {"claim": command.claim_id})
-
-    # --- inside -------------------------------------------------------------------------------------------------
-
-    def _adopt(self, command: StartChild, spec: ChildSpec, launched: Launched) -> ChildProcess:
-        """Connect a new process with everything that watches it."""
-        child = command.child
-        output: Output | None = None
-        if launched.output_fd is not None:
-            output = Output(
-                child=child, fd=launched.output_fd, loop=self._loop, on_output=self._on_output, clock=self._clock
-            )
-        channel = Channel(
-            child=child,
-            sock=launched.sock,
-            loop=self._loop,
-            post=self._post,
-            on_log=self._on_log,
-            before_result=lambda: self._before_result(process),
-            on_ready=lambda: self._on_ready(process),
-        )
-        process = ChildProcess(
-            command=command,
-            spec=spec,
-            launched=launched,
-            channel=channel,
-            output=output,
-            loop=self._loop,
-            clock=self._clock,
-        )
-        self._table.add(process)
-        process.guard_slot = self._guard.register(child=child, pid=process.pid, pidfd=process.pidfd)
-        self._loop.add_reader(process.pidfd, self._endings.on_readable, process)
-        return process
-
-    def _before_result(self, process: ChildProcess) -> None:
-        self._guard.set_deadline(process.guard_slot, 0.0)
-        process.end()
-
-    def _on_ready(self, process: ChildProcess) -> None:
-        process.ready_at = self._clock()
-        process.measure_peak()
-        process.module_processes = self._sweeper.started_by_module(process.child, process.pid, process.spawned_at)
+            syncpoints.hit("parent.verdict.after", {"queue": process.queue, "claim": command.claim_id})
 
     def _before_kill(self, process: ChildProcess) -> None:
         """Remember its tree: what cleared its environment could not be told from others afterwards."""

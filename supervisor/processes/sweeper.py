@@ -69,6 +69,7 @@ class Sweeper:
         self._origins: dict[Identity, Origin] = {}
         self._zombies: dict[Identity, float] = {}
         self._signalled: set[Identity] = set()
+        self._evident: set[Identity] = set()  # marked, or in the group of a child
         self.killed: Counter[int] = Counter()  # by child id, until somebody takes the number
 
     def remember_tree(self, child: int, pid: int) -> None:
@@ -77,6 +78,22 @@ class Sweeper:
             stat = procfs.read_stat(descendant)
             if stat is not None:
                 self._origins[Identity(descendant, stat.start_ticks)] = Origin(child=child)
+
+    def without_mark(self) -> dict[Identity, int]:
+        """Known processes of children that no mark, group or session gives away, with their child (0: unknown)."""
+        found: dict[Identity, int] = {}
+        for identity, origin in self._origins.items():
+            if origin == _STRANGER or origin.mark is not None or identity in self._evident:
+                continue
+            stat = procfs.read_stat(identity.pid)
+            if stat is None or stat.start_ticks != identity.start_ticks:
+                continue
+            mark = marks.read(identity.pid)
+            if self._leader_of(stat.pgrp) is not None or (mark is not None and mark.owner == self._owner):
+                self._evident.add(identity)
+            elif stat.alive:
+                found[identity] = origin.child or 0
+        return found
 
     def started_by_module(self, child: int, pid: int, spawned_at: float) -> frozenset[Identity]:
         """What a child's imports have started and left running, daemons included; asked at its READY."""
@@ -131,6 +148,7 @@ class Sweeper:
             for identity, origin in self._origins.items()
             if (stat := procfs.read_stat(identity.pid)) is not None and stat.start_ticks == identity.start_ticks
         }
+        self._evident &= self._origins.keys()
 
     def orphans_of(self, child: int) -> list[int]:
         """Living orphans that come from a child; part of its memory."""
@@ -204,23 +222,6 @@ class Sweeper:
         if child is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             self.killed[child] += 1
         return True
-
-
-def kill_left_overs_of_the_dead(namespace: int) -> int:
-    """Kill processes of this user whose mark names a supervisor that is gone. Returns how many; again until 0."""
-    found = 0
-    me, own_uid = os.getpid(), os.geteuid()
-    for pid in procfs.all_pids():
-        try:
-            if pid == me or os.stat(f"/proc/{pid}").st_uid != own_uid:
-                continue
-        except OSError:
-            continue
-        stat = procfs.read_stat(pid)
-        mark = marks.read(pid) if stat is not None and stat.alive else None
-        if stat is not None and mark is not None and marks.owner_is_dead(mark, namespace):
-            found += kill_exactly(pid, stat.start_ticks)
-    return found
 
 
 def adopt_orphans(*, on: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""What is done on timers: orphans that outlived their message, peaks of memory, memory limits, the OOM counter."""
+"""What is done on timers: orphans that outlived their message, trees, peaks of memory, memory limits, OOM counter."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 from supervisor.core.events import Event, MemoryMeasured
 from supervisor.processes import memory
 from supervisor.processes.endings import OnSwept
+from supervisor.processes.guard import Guard
 from supervisor.processes.oom import OomWatch
 from supervisor.processes.procfs import Identity
 from supervisor.processes.sweeper import Sweeper
@@ -16,7 +17,7 @@ from supervisor.processes.table import Table, outlived
 
 _ORPHANS_EVERY_S: Final = 0.5
 _AFTER_A_KILL_S: Final = 0.01
-_PEAKS_EVERY_S: Final = 1.0
+_TREES_EVERY_S: Final = 1.0
 _FORGET_EVERY_S: Final = 10.0
 _MEMORY_EVERY_S: Final = 0.1
 
@@ -29,6 +30,7 @@ class Upkeep:
         *,
         table: Table,
         sweeper: Sweeper,
+        guard: Guard,
         oom: OomWatch,
         loop: asyncio.AbstractEventLoop,
         post: Callable[[Event], None],
@@ -37,6 +39,7 @@ class Upkeep:
         """Nothing runs before `start`."""
         self._table = table
         self._sweeper = sweeper
+        self._guard = guard
         self._oom = oom
         self._loop = loop
         self._post = post
@@ -45,7 +48,7 @@ class Upkeep:
 
     def start(self) -> None:
         """Begin."""
-        for job in (self._orphans, self._peaks, self._memory, self._forget):
+        for job in (self._orphans, self._trees, self._memory, self._forget):
             self._run(job)
 
     def close(self) -> None:
@@ -72,13 +75,14 @@ class Upkeep:
         process = self._table.live(child)
         return process is None or outlived(process, orphan)
 
-    def _peaks(self) -> float:
+    def _trees(self) -> float:
         self._oom.note()
         for process in self._table:
             if process.busy and not process.ended:
                 process.measure_peak()
                 self._sweeper.remember_tree(process.child, process.pid)
-        return _PEAKS_EVERY_S
+        self._guard.watch(self._sweeper.without_mark())
+        return _TREES_EVERY_S
 
     def _memory(self) -> float:
         for process in self._table:

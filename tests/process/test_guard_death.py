@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import pytest
 
 from supervisor.core.types import SUCCESS
 from supervisor.processes import marks, procfs
-from supervisor.processes.sweeper import kill_left_overs_of_the_dead
+from supervisor.processes.leftovers import kill_left_overs_of_the_dead
 from tests.support.breeding import PRELUDE
 from tests.support.processes import alive, spec_for, world, write_handler
 from tests.support.waiting import eventually
@@ -112,6 +113,22 @@ def test_a_supervisor_killed_while_it_starts_leaves_nothing_alive(tmp_path: Path
             it.process.kill()
             it.process.wait()
             all_dead_within(it.pids("child", "pid", "guard"), 1.0)
+
+
+def test_a_process_without_a_mark_is_known_to_the_guard(tmp_path: Path) -> None:
+    """Cleared environment, own session, double fork: the supervisor has seen it and named it."""
+    source = (
+        PRELUDE
+        + "def handle(message):\n    double_fork(clean=True)\n    print('there', flush=True)\n    time.sleep(99)"
+    )
+    with small(tmp_path, source) as it:
+        it.wait_for("there")
+        never = threading.Event()
+        never.wait(1.2)  # the period in which trees are looked at
+        pids = it.pids("child", "pid", "guard")
+        it.process.kill()
+        it.process.wait()
+        all_dead_within(pids, 1.0)
 
 
 def test_a_frozen_supervisor_loses_its_children_at_the_deadline(tmp_path: Path) -> None:

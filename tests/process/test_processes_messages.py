@@ -13,7 +13,6 @@ from supervisor.core.commands import SendExit
 from supervisor.core.types import SUCCESS, OutcomeKind
 from tests.support.processes import spec_for, world
 
-
 Run = Callable[[Coroutine[None, None, None]], None]
 
 

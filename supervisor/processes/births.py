@@ -1,0 +1,111 @@
+"""What happens when a child is started: spawn, connect it with everything that watches it, HELLO."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from shared.wire.frames import Kind, encode
+from supervisor.core.commands import StartChild
+from supervisor.core.events import ChildSpawned, Event, SpawnFailed
+from supervisor.core.types import ChildId, ClaimId
+from supervisor.processes import marks
+from supervisor.processes.channel import Channel
+from supervisor.processes.guard import Guard
+from supervisor.processes.launcher import Launched, Launcher
+from supervisor.processes.output import OnOutput, Output
+from supervisor.processes.process import ChildProcess
+from supervisor.processes.spec import ChildSpec, hello
+from supervisor.processes.sweeper import Sweeper
+from supervisor.processes.table import Table
+
+OnLog = Callable[[ChildId, ClaimId | None, str, str], None]
+
+
+class Births:
+    """Brings children into the table. `on_end` is called when a pidfd is readable."""
+
+    def __init__(
+        self,
+        *,
+        owner: str,
+        queues: Mapping[str, ChildSpec],
+        launcher: Launcher,
+        table: Table,
+        sweeper: Sweeper,
+        guard: Guard,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
+        post: Callable[[Event], None],
+        on_output: OnOutput,
+        on_log: OnLog,
+        on_end: Callable[[ChildProcess], None],
+    ) -> None:
+        """`owner` begins the mark of every child."""
+        self._owner = owner
+        self._queues = dict(queues)
+        self._launcher = launcher
+        self._table = table
+        self._sweeper = sweeper
+        self._guard = guard
+        self._loop = loop
+        self._clock = clock
+        self._post = post
+        self._on_output = on_output
+        self._on_log = on_log
+        self._on_end = on_end
+
+    def start(self, command: StartChild) -> None:
+        """Spawn and say HELLO; `ChildSpawned` or `SpawnFailed` is posted at once."""
+        spec = self._queues.get(command.queue)
+        if spec is None:
+            self._post(SpawnFailed(command.child, f"unknown queue {command.queue}"))
+            return
+        mark = marks.make(self._owner, command.child)
+        try:
+            launched = self._launcher.launch(queue=command.queue, mark=mark, capture=spec.output == "capture")
+        except OSError as error:
+            self._post(SpawnFailed(command.child, f"{error.strerror or error} ({type(error).__name__})"))
+            return
+        process = self._connect(command, spec, launched)
+        self._post(ChildSpawned(command.child, process.pid))
+        process.channel.send(encode(Kind.HELLO, 0, hello(spec, command, metrics_index=process.metrics_index)))
+
+    def _connect(self, command: StartChild, spec: ChildSpec, launched: Launched) -> ChildProcess:
+        child = command.child
+        output: Output | None = None
+        if launched.output_fd is not None:
+            output = Output(
+                child=child, fd=launched.output_fd, loop=self._loop, on_output=self._on_output, clock=self._clock
+            )
+        channel = Channel(
+            child=child,
+            sock=launched.sock,
+            loop=self._loop,
+            post=self._post,
+            on_log=self._on_log,
+            before_result=lambda: self._before_result(process),
+            on_ready=lambda: self._on_ready(process),
+        )
+        process = ChildProcess(
+            command=command,
+            spec=spec,
+            launched=launched,
+            channel=channel,
+            output=output,
+            loop=self._loop,
+            clock=self._clock,
+        )
+        self._table.add(process)
+        process.guard_slot = self._guard.register(child=child, pid=process.pid, pidfd=process.pidfd)
+        self._loop.add_reader(process.pidfd, self._on_end, process)
+        return process
+
+    def _before_result(self, process: ChildProcess) -> None:
+        self._guard.set_deadline(process.guard_slot, 0.0)
+        process.end()
+
+    def _on_ready(self, process: ChildProcess) -> None:
+        process.ready_at = self._clock()
+        process.measure_peak()
+        process.module_processes = self._sweeper.started_by_module(process.child, process.pid, process.spawned_at)
