@@ -17,7 +17,7 @@ from psycopg.rows import tuple_row
 from child.transaction import Outbox, Row
 from shared.pgmq.statements import queues, transactions
 from shared.pgmq.statements.claiming import next_visible
-from shared.pgmq.statements.sessions import LIMIT, SAVEPOINT, claim_stands
+from shared.pgmq.statements.sessions import SAVEPOINT, claim_stands, limits
 
 _CONNECT_TIMEOUT_S: Final = "10"
 _KEEPALIVE: Final = {"keepalives": "1", "keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
@@ -25,6 +25,7 @@ _SERVER_KEEPALIVE: Final = {"tcp_keepalives_idle": "10", "tcp_keepalives_interva
 _CHECK_CLIENT: Final = {"client_connection_check_interval": "500"}
 _CHECK_CLIENT_SINCE: Final = 140000
 _NO_SUCH_SETTING: Final = frozenset({"22023", "42704", "42501", "0A000"})
+_BACK: Final = b"rollback to savepoint " + SAVEPOINT.encode()
 _NO_SAVEPOINT: Final = frozenset({"3B001", "25P01"})
 
 
@@ -151,7 +152,7 @@ class Database:
         return cursor
 
     def _limit(self, settings: Mapping[str, str]) -> None:
-        self._run(LIMIT, {"names": list(settings), "values": list(settings.values())})
+        self._run(limits(tuple(settings.items())))
 
     # --- the claim --------------------------------------------------------------------------------------------------
 
@@ -208,17 +209,16 @@ class Database:
         Raises `Fault` with the reason when it is not, `psycopg.Error` when the server cannot be asked.
         """
         self._check_state(undo=undo)
+        look = {"msg_id": claim.msg_id, "timeout_ms": str(self._own_timeout_ms)}
         try:
-            with self._pipeline():
-                if undo:
-                    self._run(b"rollback to savepoint " + SAVEPOINT.encode())
-                self._limit({"statement_timeout": str(self._own_timeout_ms)})
-                found = self._run(claim_stands(self._queue), {"msg_id": claim.msg_id}).fetchone()
+            if undo:
+                self._run(_BACK)
+            found = self._run(claim_stands(self._queue), look).fetchone()
         except psycopg.Error as error:
             if error.sqlstate in _NO_SAVEPOINT:
                 raise _ended_by_handler() from error
             raise
-        xid, read_ct, visible_us = found if found is not None else (None, None, None)
+        xid, read_ct, visible_us, _ = found if found is not None else (None, None, None, None)
         if xid is None or xid != claim.xid:
             raise _ended_by_handler()
         if read_ct is None:
@@ -248,12 +248,11 @@ class Database:
         """Send what waits, delete or archive the message, keep the handler's work. Not committed yet."""
         statement = transactions.tx_ack_archive if mode == "archive" else transactions.tx_ack_delete
         outgoing = outbox.sorted()
-        with self._pipeline():
+        values = {"msg_id": claim.msg_id, "read_ct": claim.read_ct}
+        with self._pipeline() if outgoing else nullcontext():
             for message in outgoing:
                 self._run(queues.SEND, message.parameters())
-            done = self._run(statement(self._queue), {"msg_id": claim.msg_id, "read_ct": claim.read_ct})
-            self._run(b"release savepoint " + SAVEPOINT.encode())
-            _exactly_one(done)
+            _exactly_one(self._run(statement(self._queue), values))
 
     def retry(self, claim: ClaimRow, *, delay_ms: int, accounts: str | None, read_ct: int | None) -> None:
         """Undo the handler's work and make the message visible after the delay. Not committed yet."""
@@ -267,7 +266,7 @@ class Database:
 
     def _undo_and(self, statement: bytes, claim: ClaimRow, values: dict[str, Any]) -> None:
         with self._pipeline():
-            self._run(b"rollback to savepoint " + SAVEPOINT.encode())
+            self._run(_BACK)
             self._limit({"statement_timeout": str(self._own_timeout_ms)})
             done = self._run(statement, {"msg_id": claim.msg_id, "read_ct": claim.read_ct, **values})
             _exactly_one(done)
