@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from shared import syncpoints
 from supervisor.core.events import ChildDied, Event
 from supervisor.processes import reaper
 from supervisor.processes.guard import Guard
@@ -102,6 +103,7 @@ class Endings:
         swept = self._sweeper.killed.pop(process.child, 0)
         if swept:
             self._on_swept(process.queue, swept)
+        syncpoints.hit("parent.death.before_settle", {"child": process.child, "pid": process.pid})
         self._post(ChildDied(process.child, facts))
         if not len(self._table):
             self._none_left.set()
