@@ -66,7 +66,7 @@ class Hub:
 
     def happened(self, happening: AnyHappening) -> None:
         """Tell the sinks. Never raises: a sink that fails is counted, and said once."""
-        for route in self._routes[type(happening)]:
+        for route in self._routes.get(type(happening), ()):
             try:
                 route(happening)
             except Exception as error:  # noqa: BLE001 - the boundary of the sinks
