@@ -14,6 +14,7 @@ from hypothesis import settings
 from supervisor.embedded import EmbeddedServer
 from tests.support.databases import drop_template, fresh_database, make_template
 from tests.support.folders import reachable_folder
+from tests.support.proxy import Proxy
 
 # How long one example takes says more about what else the machine does than about the code.
 settings.register_profile("default", deadline=None)
@@ -48,6 +49,13 @@ def database(server_dsn: str) -> Iterator[str]:
     """Give the DSN of a fresh database with PGMQ in it; dropped after the test, whatever is still connected."""
     with fresh_database(server_dsn) as dsn:
         yield dsn
+
+
+@pytest.fixture
+def proxy(database: str) -> Iterator[Proxy]:
+    """Give a network before `database` that cuts, freezes, delays, and loses answers when it is told to."""
+    with Proxy(database) as made:
+        yield made
 
 
 @pytest.fixture

@@ -81,7 +81,8 @@ SET_VT_BATCH_AT: Final = _set_vt(_MANY, _AT)
 """Of many, to a given time."""
 
 SEND_AT: Final = b"""
-select sent from pgmq.send(%(queue)s::text, %(body)s::text::jsonb, %(headers)s::text::jsonb, %(at)s::timestamptz) as sent
+select sent from pgmq.send(%(queue)s::text, %(body)s::text::jsonb, %(headers)s::text::jsonb,
+                           %(at)s::timestamptz) as sent
 """
 """Send one message that becomes visible at a given time. Locks as SEND of `queues`."""
 
@@ -150,7 +151,8 @@ select json_build_object(
             'fields', (
                 select coalesce(json_agg(json_build_object('name', f.name, 'type', f.type) order by f.n), '[]')
                 from (
-                    select c.attname::text as name, pg_catalog.format_type(c.atttypid, c.atttypmod) as type, c.attnum::bigint as n
+                    select c.attname::text as name, pg_catalog.format_type(c.atttypid, c.atttypmod) as type,
+                           c.attnum::bigint as n
                     from pg_catalog.pg_type as t join pg_catalog.pg_attribute as c on c.attrelid = t.typrelid
                     where t.oid = p.prorettype and t.typrelid <> 0 and c.attnum > 0 and not c.attisdropped
                     union all
