@@ -204,4 +204,3 @@ Command = (
     | Emit
     | Exit
 )
-

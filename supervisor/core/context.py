@@ -13,7 +13,17 @@ from supervisor.core.types import ChildId, ClaimId
 class Context:
     """`uniform()` gives a number in [0, 1); it is injected, so that a seed reproduces every decision."""
 
-    __slots__ = ("_child_ids", "_claim_ids", "acks_off", "commands", "draining", "held_bytes", "owners", "settings", "uniform")
+    __slots__ = (
+        "_child_ids",
+        "_claim_ids",
+        "acks_off",
+        "commands",
+        "draining",
+        "held_bytes",
+        "owners",
+        "settings",
+        "uniform",
+    )
 
     def __init__(self, settings: CoreSettings, uniform: Callable[[], float]) -> None:
         self.settings = settings

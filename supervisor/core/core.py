@@ -1,11 +1,11 @@
 """The core: routes events to the machine of their queue, and owns what concerns all queues: drain, reload, the end.
 
-    state       meaning
-    starting    before `Started`
-    running     normal
-    draining    no new work; what runs may finish within the grace period
-    killing     the grace period is over or a second signal came: acks are off, children are killed
-    stopped     `Exit` was commanded
+state       meaning
+starting    before `Started`
+running     normal
+draining    no new work; what runs may finish within the grace period
+killing     the grace period is over or a second signal came: acks are off, children are killed
+stopped     `Exit` was commanded
 """
 
 from __future__ import annotations
@@ -398,4 +398,3 @@ class Core:
         self._state = CoreState.STOPPED
         self._ctx.tell(h.ShutdownEnded(self._timed_out, killed, now - self._drain_began))
         self._ctx.do(c.Exit(1 if self._failed else 3 if killed else 0))
-

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from shared.pgmq.records import Fence, Settlement
 from supervisor.core.accounts import CLEAN, Accounts
 from supervisor.core.states import DeliveryState, check_delivery
 from supervisor.core.types import ClaimId, DeadLetterReason, DeathCause, DeathFacts, ErrorInfo, StopReason, TxIdentity
+
+_NO_FENCE: Final = Fence(0, 0, 0)
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,7 +32,7 @@ class Delivery:
     id: ClaimId
     state: DeliveryState
     claimed_at: float
-    fence: Fence = Fence(0, 0, 0)
+    fence: Fence = _NO_FENCE
     accounts: Accounts = CLEAN
     stored: Accounts = CLEAN  # what the database has of them
     attempt: int = 1

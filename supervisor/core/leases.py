@@ -51,9 +51,7 @@ class Leases:
         self._ctx.do(c.Renew(self._queue, fences, self._lease_s, max(0.1, remaining / 3)))
         return inf
 
-    def renewed(
-        self, children: Iterable[Child], results: tuple[RenewResult, ...], asked_at: float, now: float
-    ) -> None:
+    def renewed(self, children: Iterable[Child], results: tuple[RenewResult, ...], asked_at: float, now: float) -> None:
         self.renewing = False
         by_claim = {child.delivery.id: child for child in children if child.delivery is not None}
         deadlines: list[tuple[ChildId, float]] = []
@@ -94,7 +92,9 @@ class Leases:
         """Renewals that should have been asked for long ago: the loop does not make progress."""
         late = self._lease_s * 0.25
         return sum(
-            1 for ch in children if ch.delivery is not None and _renewable(ch.delivery) and now > ch.delivery.renew_at + late
+            1
+            for ch in children
+            if ch.delivery is not None and _renewable(ch.delivery) and now > ch.delivery.renew_at + late
         )
 
 

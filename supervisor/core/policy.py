@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import assert_never
+from typing import Final, assert_never
 
 from shared.pgmq.records import Ack, DeadLetter, Release, Retry
 from supervisor.core.accounts import MAX_DEADLOCKS_IN_A_ROW, Accounts
@@ -22,13 +22,18 @@ from supervisor.core.types import (
     StopReason,
 )
 
-_UNCHARGED_SQLSTATES = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
+_MAX_DOUBLINGS: Final = 64
+_UNCHARGED_SQLSTATES: Final = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
 
 
 def retry_delay_ms(policy: RetryPolicy, attempt: int, uniform: Callable[[], float]) -> int:
     """Delay in milliseconds after `attempt` (from 1) failed: exponential, capped, times U[0.5, 1] with jitter."""
-    # Beyond 2^64 the cap has long won; a larger exponent only overflows.
-    delay_s = min(policy.max_s, policy.base_s * policy.factor ** min(attempt - 1, 64))
+    delay_s = policy.base_s
+    for _ in range(min(attempt - 1, _MAX_DOUBLINGS)):  # not a power, which may overflow
+        delay_s *= policy.factor
+        if delay_s >= policy.max_s:
+            break
+    delay_s = min(policy.max_s, delay_s)
     if policy.jitter:
         delay_s *= 0.5 + uniform() / 2
     return int(delay_s * 1000)
@@ -61,19 +66,24 @@ class Judge:
             case OutcomeKind.INVALID_MESSAGE:
                 return self._dead_letter(delivery, DeadLetterReason.INVALID_MESSAGE, outcome.error)
             case OutcomeKind.STOPPED:
-                if delivery.stop_reason is StopReason.SOFT_TIMEOUT:
-                    return self._failed_attempt(delivery, outcome.error, "soft_timeout", None)
-                if delivery.stop_reason is None:  # a forged or stale Stopped: nobody asked
-                    return self._failed_attempt(delivery, outcome.error, "error", None)
-                return self.refund(delivery, str(delivery.stop_reason))
+                return self._stopped(delivery, outcome)
+            case OutcomeKind.ERROR if outcome.permanent:
+                return self._dead_letter(delivery, DeadLetterReason.FAILED, outcome.error)
+            case OutcomeKind.ERROR if outcome.sqlstate in _UNCHARGED_SQLSTATES and delivery.tx is not None:
+                return self.conflict(delivery, outcome.error)
             case OutcomeKind.ERROR:
-                if outcome.permanent:
-                    return self._dead_letter(delivery, DeadLetterReason.FAILED, outcome.error)
-                if outcome.sqlstate in _UNCHARGED_SQLSTATES and delivery.tx is not None:
-                    return self.conflict(delivery, outcome.error)
                 return self._failed_attempt(delivery, outcome.error, "error", None)
             case _:
                 assert_never(kind)
+
+    def _stopped(self, delivery: Delivery, outcome: Outcome) -> Verdict:
+        match delivery.stop_reason:
+            case None:  # a forged or stale Stopped: nobody asked
+                return self._failed_attempt(delivery, outcome.error, "error", None)
+            case StopReason.SOFT_TIMEOUT:
+                return self._failed_attempt(delivery, outcome.error, "soft_timeout", None)
+            case reason:
+                return self.refund(delivery, str(reason))
 
     def of_death(self, delivery: Delivery, cause: DeathCause, facts: DeathFacts) -> Verdict:
         """The child ended with this message in its hands, after the handler was called (contract: Accounts)."""
@@ -106,10 +116,10 @@ class Judge:
 
     def uncommitted(self, delivery: Delivery, error: ErrorInfo | None, sqlstate: str | None) -> Verdict:
         """Transactional: the attempt ended without a commit though its child lives."""
-        if sqlstate in _UNCHARGED_SQLSTATES:
-            return self.conflict(delivery, error)
         if delivery.stop_reason is StopReason.CANCELLED:
             return self._dead_letter(delivery, DeadLetterReason.CANCELLED, error)
+        if sqlstate in _UNCHARGED_SQLSTATES:
+            return self.conflict(delivery, error)
         return self._failed_attempt(delivery, error, "error", None)
 
     def abandoned(self, delivery: Delivery) -> Verdict:
@@ -149,9 +159,9 @@ class Judge:
         reason: DeadLetterReason,
         error: ErrorInfo | None,
         death: tuple[DeathCause, DeathFacts] | None = None,
-        accounts: Accounts | None = None,
+        charged: Accounts | None = None,
     ) -> Verdict:
-        accounts = accounts or delivery.accounts
+        accounts = charged or delivery.accounts
         envelope = build_envelope(
             self._settings,
             reason=reason,
@@ -169,7 +179,7 @@ class Judge:
             str(reason),
             error=error,
             dead_letter_reason=reason,
-            charged=death is not None,
+            charged=charged is not None,
             accounts=accounts,
         )
 

@@ -81,11 +81,10 @@ class QueueMachine(ABC):
 
     def memory_measured(self, child: Child, tree_bytes: int, now: float) -> None:
         child.tree_bytes = tree_bytes
-        limit = self.settings.memory_limit_bytes
-        running = child.state is ChildState.BUSY and child.delivery is not None
-        if limit is not None and tree_bytes > limit and running and child.delivery is not None:
-            if child.delivery.state is DeliveryState.RUNNING:
-                self.pool.kill(child, now, DeathCause.MEMORY_LIMIT, with_stack=True)
+        limit, delivery = self.settings.memory_limit_bytes, child.delivery
+        running = child.state is ChildState.BUSY and delivery is not None and delivery.state is DeliveryState.RUNNING
+        if running and limit is not None and tree_bytes > limit:
+            self.pool.kill(child, now, DeathCause.MEMORY_LIMIT, with_stack=True)
 
     def progress(self, child: Child, claim_id: ClaimId, text: str) -> None:
         delivery = child.delivery
@@ -125,9 +124,7 @@ class QueueMachine(ABC):
         self.database_error = error
         self._claim_failures += 1
         timing = self.timing
-        delay = min(
-            timing.claim_backoff_max_s, timing.claim_backoff_base_s * 2.0 ** min(self._claim_failures - 1, 16)
-        )
+        delay = min(timing.claim_backoff_max_s, timing.claim_backoff_base_s * 2.0 ** min(self._claim_failures - 1, 16))
         self.claim_not_before = now + delay * (0.5 + self.ctx.uniform() / 2)
         self.wakeups.hungry = True
 
@@ -212,12 +209,11 @@ class QueueMachine(ABC):
 
     def sooner(self, deadline: float) -> None:
         """Something new is due at `deadline`."""
-        if deadline < self.next_at:
-            self.next_at = deadline
+        self.next_at = min(self.next_at, deadline)
 
     # --- snapshot ---------------------------------------------------------------------------------------------------
 
-    def _snapshot(self, now: float, *, waiting: int, settling: int, owed: int, **more: float | int | None) -> QueueSnapshot:
+    def _snapshot(self, now: float, *, waiting: int, settling: int, owed: int, **more: float | None) -> QueueSnapshot:
         deliveries = self.held()
         return QueueSnapshot(
             queue=self.name,
@@ -266,5 +262,3 @@ def _child_snapshot(child: Child) -> ChildSnapshot:
         progress=delivery.progress if delivery is not None else None,
         tree_bytes=child.tree_bytes,
     )
-
-

@@ -192,7 +192,9 @@ class RegularQueue(QueueMachine):
             self.ctx.tell(h.LeaseLost(self.name, delivery.msg_id, "its row is gone or not ours any more"))
         elif body is not None and len(body) + len(delivery.headers or b"") > _MAX_DISPATCH_BYTES:
             self.pool.vacate(child, now, finished=False)
-            too_large = ErrorInfo("MessageTooLarge", f"{len(body)} bytes; at most {_MAX_DISPATCH_BYTES} can be sent", "")
+            too_large = ErrorInfo(
+                "MessageTooLarge", f"{len(body)} bytes; at most {_MAX_DISPATCH_BYTES} can be sent", ""
+            )
             outcome = Outcome(OutcomeKind.INVALID_MESSAGE, error=too_large)
             self.settling.decide(delivery, self.judge.of_outcome(delivery, outcome), now)
         else:
@@ -358,7 +360,7 @@ class RegularQueue(QueueMachine):
         if delivery.body_loaded:
             self.ctx.held_bytes += delivery.body_bytes
 
-    def unkillable(self, child: Child, now: float) -> None:
+    def unkillable(self, child: Child, _now: float) -> None:
         """Killed and still there: its lease must lapse, since it may still work."""
         delivery = child.delivery
         if delivery is None:

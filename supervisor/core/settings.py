@@ -10,7 +10,7 @@ from supervisor.core.types import Mode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Delay before attempt n+1: base × factor^(n-1), at most max_s, times U[0.5, 1] with jitter."""
+    """Delay before attempt n+1: base * factor^(n-1), at most max_s, times U[0.5, 1] with jitter."""
 
     base_s: float = 1.0
     factor: float = 2.0

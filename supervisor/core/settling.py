@@ -60,7 +60,9 @@ class Settling:
                 self._done(delivery, now)
             elif delivery.verdict is not None:
                 # After a lost reply this may be our own settlement: not a success that we know of, not a loss either.
-                self._lapsed(delivery, delivery.verdict, "the row is gone or not ours any more: settled before, or lost")
+                self._lapsed(
+                    delivery, delivery.verdict, "the row is gone or not ours any more: settled before, or lost"
+                )
 
     def _failed(self, delivery: Delivery, now: float, error: str) -> None:
         self._ctx.tell(h.SettlementFailed(self._queue, delivery.msg_id, error))

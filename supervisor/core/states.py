@@ -72,6 +72,7 @@ class IllegalTransition(AssertionError):
 
 
 def check_delivery(before: DeliveryState, after: DeliveryState) -> None:
+    """Raises `IllegalTransition` for a step that is not in the table."""
     if after not in DELIVERY[before]:
         raise IllegalTransition(f"delivery: {before} -> {after}")
     if exercised is not None:
@@ -79,6 +80,7 @@ def check_delivery(before: DeliveryState, after: DeliveryState) -> None:
 
 
 def check_child(before: ChildState, after: ChildState) -> None:
+    """Raises `IllegalTransition` for a step that is not in the table."""
     if after not in CHILD[before]:
         raise IllegalTransition(f"child: {before} -> {after}")
     if exercised is not None:

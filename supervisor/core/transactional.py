@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, assert_never
 
 from shared.pgmq.records import DeadLetter, Fence, Reckoning, ReckonOutcome, Release, Retry
 from supervisor.core import commands as c
@@ -28,13 +28,14 @@ from supervisor.core.settings import QueueSettings
 from supervisor.core.settling import tell_settled
 from supervisor.core.snapshot import QueueSnapshot
 from supervisor.core.states import ChildState, DeliveryState
-from supervisor.core.types import CHARGED_CAUSES, ClaimId, DeathCause, DeathFacts, Outcome, OutcomeKind, StopReason
+from supervisor.core.types import CHARGED_CAUSES, ClaimId, DeathCause, DeathFacts, Outcome, StopReason
 
 _MAX_OWED: Final = 10_000
 _BUSY_WAIT_S: Final = 2.0  # a killed child's session may hold the row so long before its server notices
 _BUSY_AGAIN_S: Final = 0.05
 _OWED_AGAIN_S: Final = 2.0
 _UNSTARTED_DELAY_MS: Final = 200
+_NO_FACTS: Final = DeathFacts(None, None, 0, 0.0, "", "")  # of a process that has not ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class TransactionalQueue(QueueMachine):
             self._grant(now)
 
     def _blocks(self, delivery: Delivery) -> bool:
-        return delivery.reckoned_busy_since is None or not delivery.lingers
+        return not delivery.lingers
 
     def _grant(self, now: float) -> None:
         child = self.pool.take()
@@ -127,9 +128,7 @@ class TransactionalQueue(QueueMachine):
             return
         delivery.move(DeliveryState.RUNNING)
         delivery.started_at = now
-        self.ctx.tell(
-            h.MessageStartedRunning(self.name, delivery.msg_id, delivery.attempt, child.id, child.pid, None)
-        )
+        self.ctx.tell(h.MessageStartedRunning(self.name, delivery.msg_id, delivery.attempt, child.id, child.pid, None))
         self.sooner(self.limits.at_start(delivery))
 
     # --- the end of an attempt --------------------------------------------------------------------------------------
@@ -290,50 +289,51 @@ class TransactionalQueue(QueueMachine):
         if delivery is None or delivery.verdict is None:
             return
         self.next_at = now
-        granted = delivery.granted
         match outcome:
             case ReckonOutcome.DONE:
-                if granted is not None:
+                if delivery.granted is not None:
                     self.ctx.tell(h.CommitInDoubt(self.name, delivery.msg_id, "rolled_back"))
                 self._reckoned(delivery)
                 self._settled(delivery, delivery.verdict, now)
-            case ReckonOutcome.GONE:
+            case ReckonOutcome.GONE | ReckonOutcome.MOVED:
                 self._reckoned(delivery)
-                if granted is not None and not isinstance(granted.settlement, Retry):
-                    self.ctx.tell(h.CommitInDoubt(self.name, delivery.msg_id, "committed"))
-                    self._settled(delivery, granted, now)
-                else:
-                    why = "its row is gone: somebody else settled it"
-                    self.ctx.tell(h.SettlementLapsed(self.name, delivery.msg_id, delivery.verdict.kind, why))
-            case ReckonOutcome.MOVED if granted is not None and isinstance(granted.settlement, Retry):
-                self.ctx.tell(h.CommitInDoubt(self.name, delivery.msg_id, "committed"))
-                self._reckoned(delivery)
-                self._settled(delivery, granted, now)
-            case ReckonOutcome.MOVED if delivery.reckon_tries:
-                # An answer was lost before: this may be our own charge, and none is made twice.
-                self._reckoned(delivery)
-                why = "its row has moved on: charged unheard, or by another attempt"
-                self.ctx.tell(h.SettlementLapsed(self.name, delivery.msg_id, delivery.verdict.kind, why))
-            case ReckonOutcome.MOVED:
-                # Another attempt has committed since; ours is charged when the message is seen again.
-                self._reckoned(delivery)
-                self._owe(delivery)
+                self._not_there(delivery, outcome, now)
             case ReckonOutcome.BUSY:
-                if delivery.reckoned_busy_since is None:
-                    delivery.reckoned_busy_since = now
-                if not delivery.lingers and now - delivery.reckoned_busy_since >= _BUSY_WAIT_S:
-                    delivery.lingers = True  # no longer in the way of permits
-                    self.ctx.tell(h.ChargeOwed(self.name, delivery.msg_id))
-                delivery.settle_at = now + (_OWED_AGAIN_S if delivery.lingers else _BUSY_AGAIN_S)
-                for attempt in self.attempts.values():
-                    if attempt.state in (DeliveryState.CLAIMED, DeliveryState.RUNNING):
-                        self._absorb(attempt, delivery)
+                self._taken(delivery, now)
             case ReckonOutcome.FAILED:
                 delivery.reckon_tries += 1
                 timing = self.timing
                 backoff = timing.settle_backoff_base_s * 2.0 ** min(delivery.reckon_tries - 1, 16)
                 delivery.settle_at = now + min(timing.settle_backoff_max_s, backoff)
+            case _:
+                assert_never(outcome)
         self.advance(now)
+
+    def _not_there(self, delivery: Delivery, outcome: ReckonOutcome, now: float) -> None:
+        """No row with the earlier read_ct: our own commit went through, or somebody else's."""
+        granted, gone = delivery.granted, outcome is ReckonOutcome.GONE
+        if granted is not None and isinstance(granted.settlement, Retry) is not gone:
+            self.ctx.tell(h.CommitInDoubt(self.name, delivery.msg_id, "committed"))
+            self._settled(delivery, granted, now)
+        elif gone or delivery.reckon_tries:
+            # After a lost answer this may be our own charge, and none is made twice.
+            why = "its row is gone or has moved on: settled by somebody else, or charged unheard"
+            kind = "none" if delivery.verdict is None else delivery.verdict.kind
+            self.ctx.tell(h.SettlementLapsed(self.name, delivery.msg_id, kind, why))
+        else:
+            self._owe(delivery)  # another attempt has committed since
+
+    def _taken(self, delivery: Delivery, now: float) -> None:
+        """Somebody holds the row's lock: the session of the child that died, or the next attempt."""
+        if delivery.reckoned_busy_since is None:
+            delivery.reckoned_busy_since = now
+        if not delivery.lingers and now - delivery.reckoned_busy_since >= _BUSY_WAIT_S:
+            delivery.lingers = True  # no longer in the way of permits
+            self.ctx.tell(h.ChargeOwed(self.name, delivery.msg_id))
+        delivery.settle_at = now + (_OWED_AGAIN_S if delivery.lingers else _BUSY_AGAIN_S)
+        for attempt in self.attempts.values():
+            if attempt.state in (DeliveryState.CLAIMED, DeliveryState.RUNNING):
+                self._absorb(attempt, delivery)
 
     def _reckoned(self, delivery: Delivery) -> None:
         del self.reckoning[delivery.id]
@@ -392,7 +392,7 @@ class TransactionalQueue(QueueMachine):
         """Nothing waits here: a claim is made by the child that runs it."""
 
     def unkillable(self, child: Child, now: float) -> None:
-        """Its session may still commit nothing: it has no verdict. The row stays locked until it ends."""
+        """Killed and still there. Its session is ended, and what it did is charged, or it would come back for ever."""
         delivery = child.delivery
         if delivery is None:
             return
@@ -400,8 +400,14 @@ class TransactionalQueue(QueueMachine):
         self.attempts.pop(delivery.id, None)
         if delivery.state is DeliveryState.PERMITTED:
             self._permits -= 1
+            delivery.move(DeliveryState.ENDED)
+            return
         if delivery.tx is not None:
             self.ctx.do(c.TerminateBackend(self.name, delivery.tx))
+        verdict = self._verdict_of_death(delivery, child.kill_cause or DeathCause.UNRESPONSIVE, _NO_FACTS)
+        if verdict is not None or delivery.granted is not None:
+            self._reckon(delivery, verdict, now)
+            return
         delivery.move(DeliveryState.ENDED)
         self.ctx.tell(h.SettlementLapsed(self.name, delivery.msg_id, "none", "its child cannot be killed"))
 
@@ -437,5 +443,3 @@ class TransactionalQueue(QueueMachine):
     def snapshot(self, now: float) -> QueueSnapshot:
         deciding = sum(1 for d in self.attempts.values() if d.state is DeliveryState.DECIDED)
         return self._snapshot(now, waiting=0, settling=deciding, owed=len(self.owed) + len(self.reckoning))
-
-

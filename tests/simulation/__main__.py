@@ -10,6 +10,7 @@ from tests.simulation.world import Result, tell_story
 
 
 def main() -> int:
+    """Run seeds; 1 when an invariant does not hold."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="The core in a simulated world.")
     parser.add_argument("--seed", type=int, default=None, help="the first seed; alone, only this one is run")
     parser.add_argument("--runs", type=int, default=None, help="how many seeds (default: 1000, or 1 with --seed)")

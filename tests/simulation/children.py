@@ -9,7 +9,7 @@ from shared.pgmq.records import DeadLetter
 from supervisor.core import commands as c
 from supervisor.core import events as e
 from supervisor.core.settings import QueueSettings
-from supervisor.core.types import ChildId, ClaimId, DeathFacts, ErrorInfo, Outcome, OutcomeKind, TxIdentity
+from supervisor.core.types import ChildId, ClaimId, DeathFacts, ErrorInfo, Outcome, OutcomeKind, QueueName, TxIdentity
 from tests.simulation.choices import KILLED, Ending, Reaction, Script, facts, script
 from tests.simulation.database import Transaction
 from tests.simulation.ledger import Violation
@@ -34,6 +34,7 @@ class Run:
     started: bool = False
     ended: bool = False  # the handler is through
     stop_asked: bool = False
+    given_up: bool = False  # its process cannot be killed for a while
     transaction: Transaction | None = None
 
 
@@ -43,7 +44,7 @@ class FakeChild:
         self.id = child_id
         self.settings = settings
         self.world = shell.world
-        self.queue = shell.world.queues[settings.name]
+        self.queue = shell.world.queues[QueueName(settings.name)]
         self.alive = True
         self.ready = False
         self.exiting = False
@@ -96,7 +97,7 @@ class FakeChild:
         self.alive = False
         run, self.run = self.run, None
         if run is not None and run.msg_id:
-            self.world.ledger.ended(self, self.queue.name, run.msg_id, died=True)
+            self.world.ledger.ended(self, self.queue.name, run.msg_id, died=not run.given_up)
         if run is not None and run.transaction is not None:
             lingers = self.world.faults.hit("tx.lingers")
             after_s = self.world.rng.uniform(0.2, 4.0) if lingers else self.world.rng.uniform(0.0, 0.05)
@@ -113,7 +114,10 @@ class FakeChild:
         if hit("child.unkillable") or hit("child.slow_death"):
             takes_s = rng.uniform(0.1, 15.0)
             if self.run is not None and self.run.msg_id:
-                self.world.ledger.message(self.queue.name, self.run.msg_id).ran_free = True
+                self.run.given_up = True
+                message = self.world.ledger.message(self.queue.name, self.run.msg_id)
+                message.ran_free = True
+                message.deaths += 1  # it may be charged before it happens
         self.world.timeline.after(takes_s, self.die, KILLED)
 
     def guard(self, deadline: float) -> None:

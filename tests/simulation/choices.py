@@ -16,6 +16,7 @@ CONFLICT: Final = Outcome(OutcomeKind.ERROR, error=ERROR, sqlstate="40001")
 
 
 def facts(*, signal: str | None = None, exit_code: int | None = None, oom: bool = False) -> DeathFacts:
+    """The end of a process."""
     return DeathFacts(exit_code, signal, 30_000, 0.1, "", "", oom)
 
 
@@ -142,6 +143,7 @@ def _maybe(rng: Random, *values: float) -> float | None:
 
 
 def random_queue(rng: Random, name: str, mode: Mode) -> QueueSettings:
+    """Settings of one queue, small numbers that meet their limits often."""
     max_tasks = _maybe(rng, 1, 3, 10)
     return QueueSettings(
         name=name,
@@ -167,6 +169,7 @@ def random_queue(rng: Random, name: str, mode: Mode) -> QueueSettings:
 
 
 def random_settings(rng: Random, modes: list[Mode]) -> CoreSettings:
+    """Settings of a supervisor with one queue a mode."""
     return CoreSettings(
         queues=tuple(random_queue(rng, f"{mode}_{n}", mode) for n, mode in enumerate(modes)),
         host="host",

@@ -23,8 +23,8 @@ from shared.pgmq.records import (
     RenewResult,
     Retry,
     SettleItem,
-    SettleOutcome,
     Settlement,
+    SettleOutcome,
 )
 from tests.simulation.ledger import Ledger
 from tests.simulation.timeline import Timeline

@@ -10,10 +10,10 @@ from tests.simulation.ledger import Violation
 
 _HOLDING = frozenset({ChildState.RESERVED, ChildState.BUSY, ChildState.KILLED})
 _SLACK_S = 0.002
-_SNAPSHOT_EVERY = 16
 
 
 def check_core(core: Core, now: float) -> None:
+    """Raises `Violation`."""
     held_bytes = 0
     for machine in core._queues.values():
         in_hand = _check_children(machine)

@@ -44,6 +44,7 @@ class Ledger:
     def __init__(self) -> None:
         self.messages: dict[tuple[str, int], Message] = {}
         self.limits: dict[str, tuple[int, int]] = {}  # queue: max_attempts, max_deaths
+        self.late_charges: dict[str, int] = {}  # runs that may begin before an earlier one is charged
         self.applied: dict[tuple[str, str, int], int] = {}
 
     def message(self, queue: str, msg_id: int) -> Message:
@@ -112,8 +113,7 @@ class Ledger:
         if not message.forged:
             if source["deaths"] > message.deaths:
                 raise Violation("a death is charged once", f"{queue}/{msg_id} {source}, {message.deaths} deaths")
-            owed = max(0, source["attempt"] - source["deliveries"])  # a charge that came late: it ran once more
-            if source["deaths"] > max_deaths + owed:
+            if source["deaths"] > max_deaths + self.late_charges[queue]:
                 raise Violation("deaths within their limit", f"{queue}/{msg_id} {source}")
         if reason in ("rejected", "failed", "invalid_message", "cancelled"):
             return

@@ -129,7 +129,9 @@ class Shell:
         at, count = self._still
         self._still = (now, count + 1 if now == at else 1)
         if self._still[1] > _MAX_STEPS_AT_ONCE:
-            raise Violation("deadlines pass", f"{self._still[1]} steps at one moment, deadline {self.core.next_deadline()}")
+            raise Violation(
+                "deadlines pass", f"{self._still[1]} steps at one moment, deadline {self.core.next_deadline()}"
+            )
         second, count = self._second
         self._second = (int(now), count + 1 if int(now) == second else 1)
         if self._second[1] > _MAX_WAKES_PER_S:
@@ -376,4 +378,3 @@ class Shell:
         for child in self.children.values():
             if child.alive and not child.killed:
                 raise Violation("no child outlives its supervisor", f"{child} at exit {command.code}")
-

@@ -23,7 +23,7 @@ class Timeline:
     def at(self, when: float, action: Callable[..., None], *args: Any) -> None:
         """Plan an action; a moment that has passed means now."""
         self._count += 1
-        heappush(self._heap, (when if when > self.now else self.now, self._count, action, args))
+        heappush(self._heap, (max(self.now, when), self._count, action, args))
 
     def after(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
         """Plan an action `delay_s` from now."""

@@ -68,6 +68,7 @@ class World:
         self.settings = random_settings(rng, modes)
         self.queues = {QueueName(q.name): Queue(q.name, self.timeline, self.ledger) for q in self.settings.queues}
         self.ledger.limits = {q.name: (q.max_attempts, q.max_deaths) for q in self.settings.queues}
+        self.ledger.late_charges = {q.name: 2 * (q.mode is Mode.TRANSACTIONAL) for q in self.settings.queues}
         self.shells: list[Shell] = []
         self._wanted = rng.choice((1, 1, 2))  # supervisors
         self._born = 0
@@ -320,7 +321,9 @@ class World:
             if not (message.acks or message.dead or message.purged):
                 raise Violation("every message ends", f"{name}/{msg_id} vanished")
         if not self.timeline.run(self.timeline.now + 200.0, self._at_rest):
-            raise Violation("everything comes to rest", f"{[s.core.snapshot(self.timeline.now) for s in self._living()]}")
+            raise Violation(
+                "everything comes to rest", f"{[s.core.snapshot(self.timeline.now) for s in self._living()]}"
+            )
 
     def _at_rest(self) -> bool:
         for shell in self._living():
