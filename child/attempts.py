@@ -11,7 +11,7 @@ _LIMIT = 1_000_000
 def count_attempt(*, read_ct: int, accounts: str | None, queue: str, msg_id: int, owed: Iterable[object]) -> int:
     """The contract's attempt = max(1, read_ct - refunds), with what is charged and not written down yet.
 
-    `accounts`: our entry in the headers as JSON text; a foreign or malformed one counts as none. `owed`: pairs of
+    `accounts`: our entry in the headers as JSON text; a foreign, malformed or forged one counts as none. `owed`: pairs of
     msg_id and attempts, from the permit.
     """
     extra: int = sum(int(pair[1]) for pair in owed if isinstance(pair, list) and pair[0] == msg_id)
@@ -30,4 +30,5 @@ def _refunds(accounts: str | None, queue: str, msg_id: int, read_ct: int) -> int
     owner, refunds = entry.get("msg_id"), entry.get("refunds", 0)
     if isinstance(owner, bool) or owner != msg_id or isinstance(refunds, bool) or not isinstance(refunds, int):
         return 0
-    return min(max(refunds, 0), max(0, min(read_ct - 1, _LIMIT)))  # more than was delivered before is forged
+    before = max(0, min(read_ct - 1, _LIMIT))
+    return refunds if 0 <= refunds <= before else 0  # more than was delivered before is forged, and counts as nothing

@@ -127,7 +127,7 @@ def test_an_outcome_always_fits_into_a_frame() -> None:
         (None, [], 5),
         ('{"queue": "q", "msg_id": 7, "refunds": 2}', [], 3),
         ('{"queue": "q", "msg_id": 7, "refunds": 2}', [[7, 3], [8, 9]], 6),
-        ('{"queue": "q", "msg_id": 7, "refunds": 1000}', [], 1),
+        ('{"queue": "q", "msg_id": 7, "refunds": 1000}', [], 5),
         ('{"queue": "q", "msg_id": 7, "refunds": -3}', [], 5),
         ('{"queue": "other", "msg_id": 7, "refunds": 2}', [], 5),
         ('{"queue": "q", "msg_id": 8, "refunds": 2}', [], 5),
