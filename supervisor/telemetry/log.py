@@ -60,8 +60,12 @@ class LogSink:
         level = level_of(happening)
         if level < self._level:
             return
+        event = event_name(happening)
+        suppressed = self._limiter.admit((event, str(getattr(happening, "queue", ""))), _RATE, self._clock())
+        if suppressed is None:
+            return  # before its fields were even looked at: a storm is cheap
         text = happening.text if isinstance(happening, Noted) else CATALOGUE[type(happening)].text
-        self._limited(level, event_name(happening), text, fields_of(happening))
+        self._write(level, event, text, _with(fields_of(happening), suppressed))
 
     def output(
         self, text: str, *, queue: str, slot: int, pid: int | None, msg_id: int | None, attempt: int | None
@@ -117,14 +121,18 @@ class LogSink:
 
     def _limited(self, level: Level, event: str, text: str, fields: Record, rate: Rate = _RATE) -> None:
         suppressed = self._limiter.admit((event, str(fields.get("queue", ""))), rate, self._clock())
-        if suppressed is None:
-            return
-        if suppressed:
-            fields["suppressed"] = suppressed
-        self._write(level, event, text, fields)
+        if suppressed is not None:
+            self._write(level, event, text, _with(fields, suppressed))
 
     def _write(self, level: Level, event: str, text: str, fields: Record) -> None:
         self._writer.write(self._format(at=self._wall(), level=level, event=event, text=text, fields=fields))
+
+
+def _with(fields: Record, suppressed: int) -> Record:
+    """Say how many entries were held back before this one."""
+    if suppressed:
+        fields["suppressed"] = suppressed
+    return fields
 
 
 def _identity(queue: str, slot: int, pid: int | None, msg_id: int | None, attempt: int | None) -> Record:
