@@ -11,8 +11,8 @@ _LIMIT = 1_000_000
 def count_attempt(*, read_ct: int, accounts: str | None, queue: str, msg_id: int, owed: Iterable[object]) -> int:
     """The contract's attempt = max(1, read_ct - refunds), with what is charged and not written down yet.
 
-    `accounts`: our entry in the headers as JSON text; a foreign, malformed or forged one counts as none. `owed`: pairs of
-    msg_id and attempts, from the permit.
+    `accounts`: our entry in the headers as JSON text; a foreign, malformed or forged one counts as none. `owed`: pairs
+    of msg_id and attempts, from the permit.
     """
     extra: int = sum(int(pair[1]) for pair in owed if isinstance(pair, list) and pair[0] == msg_id)
     return max(1, read_ct + extra - _refunds(accounts, queue, msg_id, read_ct))
