@@ -60,6 +60,7 @@ class Channel:
         self._pending: deque[memoryview] = deque()
         self._pending_bytes = 0
         self._reading = True
+        self._broken = False
         self._closed = False
         loop.add_reader(self._fd, self._on_readable)
 
@@ -211,12 +212,14 @@ class Channel:
 
     def _judge_silence(self) -> None:
         if not self._closed and not self.ending:
-            self._post(ProtocolBroken(self._child, "it closed its socket and goes on"))
+            self._break("it closed its socket and goes on")
 
     def _break(self, why: str) -> None:
         self._stop_reading()
         self._drop_pending()
-        self._post(ProtocolBroken(self._child, why))
+        if not self._broken:
+            self._broken = True
+            self._post(ProtocolBroken(self._child, why))
 
     def _stop_reading(self) -> None:
         if self._reading:
