@@ -21,6 +21,7 @@ from supervisor.cli.opening import connect, resolved
 from supervisor.cli.output import print_json, printable
 from supervisor.cli.server import look_at_server
 from supervisor.config import Config, Overrides, examine
+from supervisor.config.loading import NO_DATABASE
 from supervisor.config.problems import redact_dsn
 
 __all__ = ["run_checks"]
@@ -52,7 +53,7 @@ def run_checks(overrides: Overrides, *, as_json: bool) -> int:
 
 def _all(overrides: Overrides) -> Iterator[Finding]:
     yield from check_environment()
-    examined = examine(overrides)
+    examined = examine(overrides, needs_dsn=False)
     yield from check_configuration(examined)
     config = examined.config
     if config is None:
@@ -60,7 +61,10 @@ def _all(overrides: Overrides) -> Iterator[Finding]:
     reports = try_handlers(config, timeout_s=_IMPORT_PATIENCE_S)
     yield from check_handlers(config, reports)
     yield from check_memory(config, reports)
-    yield from _database(config)
+    if config.database.dsn is None:
+        yield fail("database", "no database is named", NO_DATABASE)
+    else:
+        yield from _database(config)
 
 
 def _database(config: Config) -> Iterator[Finding]:

@@ -33,8 +33,11 @@ from supervisor.config.problems import Path as KeyPath
 from supervisor.config.rules import Breach, control_breaches, queue_breaches, queues_breaches
 from supervisor.config.sources import Overrides, Tree, gather
 
-__all__ = ["Examined", "examine", "load"]
+__all__ = ["NO_DATABASE", "Examined", "examine", "load"]
 
+NO_DATABASE = (
+    'give --dsn, SUPERVISOR_DSN, [database] dsn in the file, or DATABASE_URL; "embedded" starts a server of its own'
+)
 _S = TypeVar("_S", bound=Section)
 _TABLE = "write a table: [section], then one key = value a line"
 
@@ -110,8 +113,7 @@ def _completeness(tree: Tree, *, needs_dsn: bool, needs_queues: bool) -> None:
                 key="database.dsn",
                 value=None,
                 reason="no database is named",
-                remedy="give --dsn, SUPERVISOR_DSN, [database] dsn in the file, or DATABASE_URL; "
-                '"embedded" starts a server of its own',
+                remedy=NO_DATABASE,
             )
         )
     if needs_queues and not tree.get(("queues",)):

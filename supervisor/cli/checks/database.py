@@ -18,11 +18,13 @@ __all__ = ["check_pgmq", "check_queues", "check_server"]
 
 NEWEST_SERVER = 190000  # the first that was not tried
 FUNCTIONS = (
+    "pgmq.acquire_queue_lock(text)",
     "pgmq.create(text)",
     "pgmq.create_unlogged(text)",
     "pgmq.drop_queue(text)",
     "pgmq.enable_notify_insert(text, integer)",
     "pgmq.send(text, jsonb, jsonb, timestamp with time zone)",
+    "pgmq.send_batch(text, jsonb[], jsonb[], timestamp with time zone)",
 )
 _COLUMNS = ("msg_id", "read_ct", "enqueued_at", "last_read_at", "vt", "message", "headers")
 _INIT = "run `pgmq-supervisor init` once"
