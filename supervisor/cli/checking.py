@@ -96,9 +96,9 @@ def _show(finding: Finding) -> None:
         line.append(f"{printable(finding.subject)}: ", style="bold")
         line.append(printable(finding.text))
         console = Console(highlight=False)
-        console.print(line)
+        console.print(line, soft_wrap=True)
         if finding.remedy:
-            console.print(Text(f"     remedy: {printable(finding.remedy)}", style="dim"))
+            console.print(Text(f"     remedy: {printable(finding.remedy)}", style="dim"), soft_wrap=True)
         return
     print(f"{finding.level.value:<5}{printable(finding.subject)}: {printable(finding.text)}")
     if finding.remedy:
