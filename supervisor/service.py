@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from shared import syncpoints
 from shared.clock import boottime
+from shared.errors import ConfigurationError
 from supervisor.actions import SupervisorActions
 from supervisor.config import DEFAULT_FILE, Config
 from supervisor.control.binding import bind_control_socket
@@ -304,5 +305,5 @@ def _runtime_folder() -> Path | None:
     """A private folder for the files of children's metrics; None: they are not collected."""
     try:
         return usable_folder(os.environ)
-    except (OSError, UnsafeFolderError):
+    except (OSError, UnsafeFolderError, ConfigurationError):
         return None
