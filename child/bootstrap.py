@@ -114,7 +114,7 @@ def _boot(channel: Channel, ends: Ends, root: str, foreign: dict[str, ModuleType
         _boot_failed(channel, error)
     step = make_step(channel, handler, title)
     shrug_at_group_signals()  # a library may have put its own there while it was imported
-    syncpoints.hit("child.boot.ready")
+    syncpoints.hit("child.boot.ready", {"queue": hello.queue})
     title.show_idle()
     channel.send(encode(Kind.READY, 0, {"rss_kb": resident_kb()}))
     return step
