@@ -18,7 +18,7 @@ from psycopg.abc import PQGen
 from psycopg.pq import ConnStatus, TransactionStatus
 
 from shared.errors import ProtocolError
-from shared.pgmq.sqlstate import Moment, ends_use, translate
+from shared.pgmq.sqlstate import Moment, NoAnswer, ends_use, translate
 
 __all__ = ["AsyncConnection", "Connection", "Idle", "attempt", "decoding", "is_reusable"]
 
@@ -41,7 +41,7 @@ class Connection(_Bounded, psycopg.Connection[tuple[Any, ...]]):
     """A blocking connection with a deadline for its answers."""
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
-        """Wait for the driver's work, not beyond the deadline. Raises `TimeoutError`."""
+        """Wait for the driver's work, not beyond the deadline. Raises `NoAnswer`."""
         return super().wait(_until(self.deadline, gen), *args, **kwargs)
 
 
@@ -49,7 +49,7 @@ class AsyncConnection(_Bounded, psycopg.AsyncConnection[tuple[Any, ...]]):
     """An asyncio connection with a deadline for its answers."""
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
-        """Wait for the driver's work, not beyond the deadline. Raises `TimeoutError`."""
+        """Wait for the driver's work, not beyond the deadline. Raises `NoAnswer`."""
         return await super().wait(_until(self.deadline, gen), *args, **kwargs)
 
 
@@ -66,7 +66,7 @@ def _until(deadline: float | None, gen: PQGen[T]) -> PQGen[T]:
         while True:
             ready = yield wanted
             if not ready and time.monotonic() >= deadline:
-                raise TimeoutError
+                raise NoAnswer
             wanted = gen.send(ready)
     except StopIteration as end:
         result: T = end.value
@@ -81,7 +81,7 @@ def attempt(
     connection.deadline = None if limit_s is None else time.monotonic() + limit_s
     try:
         yield
-    except (psycopg.Error, OSError, UnicodeError) as error:
+    except (psycopg.Error, NoAnswer, OSError, UnicodeError) as error:
         ours = translate(error, operation, moment, of_pgmq=of_pgmq)
         connection.worn = connection.worn or ends_use(ours)
         raise ours from error

@@ -20,7 +20,7 @@ from shared.errors import (
     ValidationError,
 )
 
-__all__ = ["Moment", "OutcomeUnknown", "WriteLate", "WriteLost", "translate"]
+__all__ = ["Moment", "NoAnswer", "OutcomeUnknown", "WriteLate", "WriteLost", "translate"]
 
 
 class Moment(StrEnum):
@@ -31,6 +31,10 @@ class Moment(StrEnum):
     WRITE = "write"  # a statement of its own that commits itself
     TRANSACTION = "transaction"  # a statement of an open transaction
     COMMIT = "commit"
+
+
+class NoAnswer(Exception):
+    """The deadline of an answer has passed. No `OSError`, as `TimeoutError` is: the driver takes those for its own."""
 
 
 class OutcomeUnknown(SupervisorError):
@@ -91,7 +95,7 @@ def translate(error: BaseException, operation: str, moment: Moment, *, of_pgmq: 
         return error
     state = getattr(error, "sqlstate", None)
     text = _first_line(error)
-    if isinstance(error, TimeoutError):
+    if isinstance(error, NoAnswer | TimeoutError):
         return _late(error, "no answer in time", operation, moment, state)
     if _is_lost(error, state):
         return _lost(error, text, operation, moment, state)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Self
@@ -10,7 +12,7 @@ from typing import Any, Final, Self
 from shared.pgmq.aio import AsyncClient
 from shared.pgmq.blocking import Client
 
-__all__ = ["FACES", "open_client"]
+__all__ = ["FACES", "open_client", "until"]
 
 FACES: Final = ("blocking", "asyncio")
 _threads = ThreadPoolExecutor(64, thread_name_prefix="blocking-client")
@@ -50,3 +52,14 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
 def open_client(face: str, dsn: str, **options: Any) -> Any:
     """Make a client of a face; its methods are awaited, `async with` closes it."""
     return AsyncClient(dsn, **options) if face == "asyncio" else _Awaited(Client(dsn, **options))
+
+
+async def until(look: Callable[[], Any], *, timeout_s: float = 20.0, what: str = "it") -> None:
+    """Look again and again until the answer is true, and let others work meanwhile; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    never = asyncio.Event()
+    while not look():
+        assert time.monotonic() < deadline, f"{what} did not come to pass within {timeout_s:g} s"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await never.wait()

@@ -3,6 +3,7 @@
     with Proxy(dsn) as proxy:
         client = Client(proxy.dsn)
         proxy.freeze()          # nothing passes any more, and nobody hears of it; thaw() lets it go on
+        proxy.freeze_open()     # the same for the connections that there are; new ones pass
         proxy.delay_s = 0.2     # each piece of data takes so long
         proxy.cut()             # every connection ends, in mid-word
         proxy.refuse()          # new connections are refused; accept() takes them again, on the same port
@@ -73,11 +74,14 @@ class _Link:
         self._statements = Statements()
         self._answers = Answers(self._statements)
         self._swallowing: Trap | None = None
+        self.flow = asyncio.Event()
+        self.flow.set()
+        self.ended = asyncio.Event()
 
     async def up(self, reader: asyncio.StreamReader) -> None:
         """From the client to the server."""
         while data := await reader.read(_PIECE):
-            await self._proxy.pass_time()
+            await self._pass_time()
             trap = self._proxy.look(self._statements.feed(data))
             if trap is not None and not trap.deliver:
                 trap.spring()
@@ -89,7 +93,7 @@ class _Link:
     async def down(self, reader: asyncio.StreamReader) -> None:
         """From the server to the client."""
         while data := await reader.read(_PIECE):
-            await self._proxy.pass_time()
+            await self._pass_time()
             ready = self._answers.feed(data)
             if self._swallowing is None:
                 await self._write(self._ends[0], data)
@@ -97,12 +101,24 @@ class _Link:
                 self._swallowing.spring()
                 return
 
+    async def _pass_time(self) -> None:
+        """Hold a piece of data back as long as the network is frozen or slow."""
+        await self._proxy.flow.wait()
+        await self.flow.wait()
+        if self._proxy.delay_s:
+            await asyncio.sleep(self._proxy.delay_s)
+
     async def _write(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         writer.write(data)
         await writer.drain()
 
+    async def wait(self) -> None:
+        """Until it is cut."""
+        await self.ended.wait()
+
     def cut(self) -> None:
         """End both sides at once; what was on its way is lost."""
+        self.ended.set()
         for end in self._ends:
             end.transport.abort()
 
@@ -118,11 +134,11 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._port = 0
         self._links: set[_Link] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._traps: list[Trap] = []
         self._said: list[str] = []
-        self._flow = asyncio.Event()
-        self._flow.set()
+        self.flow = asyncio.Event()
+        self.flow.set()
         self.delay_s = 0.0
         self.accepted = 0
 
@@ -148,11 +164,15 @@ class Proxy:
 
     def freeze(self) -> None:
         """Hold everything back, new connections too, and end none."""
-        self._call(self._flow.clear)
+        self._call(self.flow.clear)
+
+    def freeze_open(self) -> int:
+        """Hold everything back on the connections that there are now; tell how many."""
+        return self._call(self._freeze_open)
 
     def thaw(self) -> None:
         """Let go what was held back."""
-        self._call(self._flow.set)
+        self._call(self._thaw)
 
     def refuse(self) -> None:
         """Refuse new connections, as a host without a server does; those that are there stay."""
@@ -172,12 +192,6 @@ class Proxy:
 
     # ------------------------------------------------------------------ for links
 
-    async def pass_time(self) -> None:
-        """Hold a piece of data back as long as the network is frozen or slow."""
-        await self._flow.wait()
-        if self.delay_s:
-            await asyncio.sleep(self.delay_s)
-
     def look(self, statements: list[str]) -> Trap | None:
         """Write statements down; give the trap that one of them walks into."""
         self._said += statements
@@ -192,6 +206,16 @@ class Proxy:
     def _set(self, trap: Trap) -> Trap:
         self._call(lambda: self._traps.append(trap))
         return trap
+
+    def _freeze_open(self) -> int:
+        for link in self._links:
+            link.flow.clear()
+        return len(self._links)
+
+    def _thaw(self) -> None:
+        self.flow.set()
+        for link in self._links:
+            link.flow.set()
 
     def _cut(self) -> int:
         links = list(self._links)
@@ -217,6 +241,10 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
+        serving = asyncio.current_task()
+        assert serving is not None
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
         try:
             server_reader, server_writer = await self._connect()
         except OSError:
@@ -224,21 +252,17 @@ class Proxy:
             return
         link = _Link(self, writer, server_writer)
         self._links.add(link)
-        pumps = [asyncio.create_task(link.up(reader)), asyncio.create_task(link.down(server_reader))]
-        self._tasks.update(pumps)
-        try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-            self._tasks.difference_update(pumps)
-            self._links.discard(link)
-            for end in (writer, server_writer):
-                # What was passed on arrives; what was cut is cut already.
-                end.close()
-                with contextlib.suppress(OSError):
-                    await end.wait_closed()
+        tasks = [asyncio.create_task(work) for work in (link.up(reader), link.down(server_reader), link.wait())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._links.discard(link)
+        for end in (writer, server_writer):
+            # What was passed on arrives; what was cut is cut already.
+            end.close()
+            with contextlib.suppress(OSError):
+                await end.wait_closed()
 
     def _call(self, work: Callable[[], Result]) -> Result:
         async def inside() -> Result:
@@ -266,9 +290,7 @@ class Proxy:
 
     async def _end(self) -> None:
         await self._stop_listening()
-        self._flow.set()
+        self._thaw()
         self._cut()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        if self._serving:
+            await asyncio.wait(set(self._serving), timeout=_PATIENCE_S / 2)
