@@ -22,25 +22,25 @@ class DeliveryState(StrEnum):
     DECIDED = "decided"  # transactional: the verdict is granted, the commit is on its way
     SETTLING = "settling"  # a verdict stands; the database has not confirmed it
     RECKONING = "reckoning"  # transactional: the transaction is gone; the row decides
-    ENDED = "ended"
+    ENDED = "ended"  # settled, or left to its lease
 
 
 class ChildState(StrEnum):
     STARTING = "starting"  # spawned, not READY
-    IDLE = "idle"
+    IDLE = "idle"  # READY, no message
     RESERVED = "reserved"  # waits for a body that is being fetched
     BUSY = "busy"  # a dispatch or a permit is in its hands
     EXITING = "exiting"  # asked to end in order
     KILLED = "killed"  # the kill is sent
     UNKILLABLE = "unkillable"  # still there after the kill: given up
-    GONE = "gone"
+    GONE = "gone"  # reaped
 
 
 _D = DeliveryState
 _C = ChildState
 
 DELIVERY: Final[dict[DeliveryState, frozenset[DeliveryState]]] = {
-    _D.WAITING: frozenset({_D.LOADING, _D.DISPATCHED, _D.SETTLING, _D.ENDED}),
+    _D.WAITING: frozenset({_D.LOADING, _D.DISPATCHED, _D.SETTLING}),
     _D.LOADING: frozenset({_D.WAITING, _D.DISPATCHED, _D.SETTLING, _D.ENDED}),
     _D.DISPATCHED: frozenset({_D.WAITING, _D.RUNNING, _D.SETTLING, _D.ENDED}),
     _D.PERMITTED: frozenset({_D.CLAIMED, _D.ENDED}),
@@ -53,7 +53,7 @@ DELIVERY: Final[dict[DeliveryState, frozenset[DeliveryState]]] = {
 }
 
 CHILD: Final[dict[ChildState, frozenset[ChildState]]] = {
-    _C.STARTING: frozenset({_C.IDLE, _C.EXITING, _C.KILLED, _C.GONE}),
+    _C.STARTING: frozenset({_C.IDLE, _C.KILLED, _C.GONE}),
     _C.IDLE: frozenset({_C.RESERVED, _C.BUSY, _C.EXITING, _C.KILLED, _C.GONE}),
     _C.RESERVED: frozenset({_C.IDLE, _C.BUSY, _C.KILLED, _C.GONE}),
     _C.BUSY: frozenset({_C.IDLE, _C.KILLED, _C.GONE}),

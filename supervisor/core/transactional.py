@@ -332,8 +332,8 @@ class TransactionalQueue(QueueMachine):
             self.ctx.tell(h.ChargeOwed(self.name, delivery.msg_id))
         delivery.settle_at = now + (_OWED_AGAIN_S if delivery.lingers else _BUSY_AGAIN_S)
         for attempt in self.attempts.values():
-            if attempt.state in (DeliveryState.CLAIMED, DeliveryState.RUNNING):
-                self._absorb(attempt, delivery)
+            if attempt.state in (DeliveryState.CLAIMED, DeliveryState.RUNNING) and self._absorb(attempt, delivery):
+                return
 
     def _reckoned(self, delivery: Delivery) -> None:
         del self.reckoning[delivery.id]
@@ -347,11 +347,13 @@ class TransactionalQueue(QueueMachine):
         uncharged = delivery.verdict is None or delivery.verdict.kind == "release"
         return Owed(delivery.extra + (0 if uncharged else 1), deaths)
 
-    def _absorb(self, attempt: Delivery, debtor: Delivery) -> None:
+    def _absorb(self, attempt: Delivery, debtor: Delivery) -> bool:
         """An attempt of ours claimed the message before an earlier one was charged: it carries that charge too."""
-        if attempt.fence == debtor.fence:
-            self._take_over(attempt, self._charge_of(debtor))
-            self._reckoned(debtor)
+        if attempt.fence != debtor.fence:
+            return False
+        self._take_over(attempt, self._charge_of(debtor))
+        self._reckoned(debtor)
+        return True
 
     def _take_over(self, delivery: Delivery, owed: Owed) -> None:
         delivery.extra += owed.attempts

@@ -63,6 +63,14 @@ class FakeChild:
         self._told_at = max(self._told_at, now + delay_s + self.world.rng.random() * 0.002)
         self.world.timeline.at(self._told_at, self.shell.hear, event)
 
+    def _tell_later(self, delay_s: float, event: e.Event) -> None:
+        """What it will say if it still lives then."""
+        self.world.timeline.after(delay_s, self._tell_alive, event)
+
+    def _tell_alive(self, event: e.Event) -> None:
+        if self.alive:
+            self._tell(event)
+
     # --- life and death ---------------------------------------------------------------------------------------------
 
     def boot(self) -> None:
@@ -86,6 +94,8 @@ class FakeChild:
             self._tell(e.ChildReady(self.id, 20_000))
             if hit("child.idle_death"):
                 self.world.timeline.after(rng.uniform(0.0, 5.0), self._die_idle)
+            if hit("child.idle_protocol"):
+                self._tell_later(rng.uniform(0.0, 5.0), e.ProtocolBroken(self.id, "rubbish"))
 
     def _die_idle(self) -> None:
         if self.alive and self.run is None:
@@ -158,8 +168,10 @@ class FakeChild:
         if self.world.faults.hit("child.dispatch_lost"):
             self.frozen = True
             return
-        late_s = self.world.rng.uniform(0.1, 2.0) if self.world.faults.hit("child.late") else 0.0003
-        self.world.timeline.after(late_s, self._start, run)
+        self.world.timeline.after(self._start_delay(), self._start, run)
+
+    def _start_delay(self) -> float:
+        return self.world.rng.uniform(0.1, 2.0) if self.world.faults.hit("child.late") else 0.0003
 
     def _start(self, run: Run) -> None:
         if not self.alive or self.run is not run:
@@ -194,17 +206,17 @@ class FakeChild:
                 timeline.after(found.takes_s, self._die_running, run, found.death)
             case Ending.HOGS:
                 limit = self.settings.memory_limit_bytes or 0
-                self._tell(e.MemoryMeasured(self.id, limit // 2), found.takes_s / 2)
-                self._tell(e.MemoryMeasured(self.id, limit + 1), found.takes_s)
+                self._tell_later(found.takes_s / 2, e.MemoryMeasured(self.id, limit // 2))
+                self._tell_later(found.takes_s, e.MemoryMeasured(self.id, limit + 1))
                 timeline.after(found.takes_s + 5.0, self._end, run, found.outcome, False)
             case Ending.HANGS:
-                self._tell(e.ProgressReported(self.id, run.claim_id, "still here"), 0.1)
+                self._tell_later(0.1, e.ProgressReported(self.id, run.claim_id, "still here"))
             case Ending.DIES_EARLY:
                 pass
             case _:
                 assert_never(ending)
         if hit("child.protocol"):
-            self._tell(e.ProtocolBroken(self.id, "rubbish"), found.takes_s / 2)
+            self._tell_later(found.takes_s / 2, e.ProtocolBroken(self.id, "rubbish"))
         if run.stop_asked:
             self._react(run)
 
@@ -217,6 +229,7 @@ class FakeChild:
         if not self.alive or self.run is not run or run.ended:
             return
         run.ended = True
+        self.world.ledger.ended(self, self.queue.name, run.msg_id, died=False)
         if outcome.kind is OutcomeKind.SUCCESS:
             successes = self.world.ledger.message(self.queue.name, run.msg_id).successes
             successes.add((self.shell.name, run.claim_id))
@@ -295,7 +308,10 @@ class FakeChild:
         )
         if world.faults.hit("tx.terminated"):
             world.timeline.after(world.rng.uniform(0.0, 0.05), self._lose_session, run)
-        world.timeline.after(0.0005, self._start, run)
+        if world.faults.hit("child.dispatch_lost"):
+            self.frozen = True
+            return
+        world.timeline.after(self._start_delay(), self._start, run)
 
     def _lose_session(self, run: Run) -> None:
         """The backend is terminated while the handler runs; the next statement will say so."""
@@ -338,6 +354,9 @@ class FakeChild:
             self._end_without_commit(run, rng.choice(("40001", "40P01")))
         elif hit("tx.constraint"):
             self._end_without_commit(run, "23505")
+        elif hit("tx.commit_hung"):
+            if rng.random() < 0.5:
+                self._apply(run, transaction, command)
         elif hit("tx.commit_died"):
             if rng.random() < 0.5:
                 self._apply(run, transaction, command)

@@ -18,6 +18,7 @@ SITES: Final[dict[str, float]] = {
     "fetch.refused": 0.3,
     "reckon.refused": 0.3,
     "reckon.lost": 0.2,
+    "fetch.slow": 0.6,
     "notify.lost": 0.5,
     # children
     "boot.failed": 0.15,
@@ -25,16 +26,17 @@ SITES: Final[dict[str, float]] = {
     "boot.hung": 0.1,
     "boot.spawn": 0.15,
     "boot.slow": 0.3,
-    "child.idle_death": 0.1,
+    "child.idle_death": 0.4,
     "child.dispatch_lost": 0.05,
     "child.died_early": 0.05,
     "child.died": 0.05,
     "child.died_with_result": 0.05,
     "child.died_after_result": 0.05,
     "child.protocol": 0.02,
+    "child.idle_protocol": 0.4,
     "child.slow_death": 0.1,
     "child.unkillable": 0.05,
-    "child.late": 0.05,
+    "child.late": 0.15,
     "child.exit_ignored": 0.3,
     # transactions
     "tx.claim_failed": 0.1,
@@ -43,6 +45,7 @@ SITES: Final[dict[str, float]] = {
     "tx.constraint": 0.05,
     "tx.commit_lost": 0.1,
     "tx.commit_died": 0.1,
+    "tx.commit_hung": 0.1,
     "tx.lingers": 0.2,  # the server notices the end of a client late
     "tx.permit_death": 0.05,
     # the process

@@ -175,7 +175,8 @@ class Shell:
         """One statement: it happens or not, and one event says so or not."""
         world = self.world
         hit, rng, timeline = world.faults.hit, world.rng, world.timeline
-        takes_s = rng.uniform(0.05, 6.0) if hit("db.slow") else rng.uniform(0.0003, 0.003)
+        slow = hit("db.slow") or (site == "fetch" and hit("fetch.slow"))
+        takes_s = rng.uniform(0.05, 6.0) if slow else rng.uniform(0.0003, 0.003)
         if world.database_down or hit(site + ".refused"):
             refused_s = min(timeout_s, rng.choice((0.001, 0.05, 2.0)))
             timeline.after(refused_s, self._hear_failed, failed, "refused")

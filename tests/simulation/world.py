@@ -75,6 +75,7 @@ class World:
         self._xid = 0
         self._paused: set[QueueName] = set()
         self._mixture = random_natures(rng)
+        self._large = rng.choice((0.0, 0.1, 0.8))  # part of the bodies that do not come with their claim
         self._peace = False
         self._closing = False
         self._notified_at: dict[str, float] = {}
@@ -134,7 +135,7 @@ class World:
             self.natures[queue.name, msg_id] = nature
             body = self.rng.choice((b"{}", b"x" * 100, b"y" * 250, None))
             delay_s = self.rng.choice((0.0, 0.0, 0.0, 0.5, 3.0))
-            queue.send(headers, body, large=body is not None and self.rng.random() < 0.2, delay_s=delay_s)
+            queue.send(headers, body, large=body is not None and self.rng.random() < self._large, delay_s=delay_s)
         self._notify(queue)
 
     def _notify(self, queue: Queue) -> None:
@@ -209,7 +210,8 @@ class World:
     def _cancel(self) -> None:
         if not self.natures:
             return
-        queue, msg_id = self.rng.choice(list(self.natures))
+        running = [key for key, message in self.ledger.messages.items() if message.running]
+        queue, msg_id = self.rng.choice(running or list(self.natures))
         for shell in self._living():
             shell.hear(e.CancelRequested(QueueName(queue), msg_id))
 
@@ -268,8 +270,8 @@ class World:
         if rng.random() < 0.3:
             for queue in self.queues.values():
                 queue.journal = []
-        for action in rng.sample(nemesis, rng.randint(0, 5)):
-            for _ in range(rng.randint(1, 4)):
+        for action in rng.sample(nemesis, rng.randint(0, 6)):
+            for _ in range(rng.randint(1, 6)):
                 self._later(war_s, action)
         self.timeline.after(_SNAPSHOT_EVERY_S, self._look)
         end = _BEGIN + 0.5 + war_s
@@ -359,7 +361,8 @@ class World:
         for queue in self.queues.values():
             for row in queue.rows.values():
                 message = self.ledger.message(queue.name, row.msg_id)
-                if row.lock is not None or (message.claims and not message.deaths and row.vt_us > now_us + 1000):
+                untouched = message.claims and not message.deaths and not message.ran_free
+                if (row.lock is not None and not message.ran_free) or (untouched and row.vt_us > now_us + 1000):
                     raise Violation("a stop gives back what it held", f"{row} at {now_us}")
                 entry = json.loads(queue.accounts_of(row) or "{}")
                 if not message.starts and not message.forged and row.read_ct > entry.get("refunds", 0):
