@@ -1,4 +1,7 @@
-"""Commands: what the shell must do now. Imperatives. The shell carries them out in order and decides nothing."""
+"""Commands: what the shell must do now. Imperatives. The shell carries them out in order and decides nothing.
+
+Those made for every message are not frozen: freezing triples the cost of making one. Nobody changes them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class Renew:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # hot: see the module's note
 class Settle:
     """Carry out verdicts. One `SettleResult` answers each item. Items may be batched with others."""
 
@@ -79,7 +82,7 @@ class StartChild:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # hot: see the module's note
 class Dispatch:
     """Hand a message to an idle child. The guard kills the child when `lease_deadline` passes unrenewed."""
 
@@ -170,7 +173,7 @@ class AnswerCommit:
 # --- others ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # hot: see the module's note
 class Emit:
     """Tell the world: log, metrics, user's sink."""
 

@@ -27,6 +27,8 @@ class Limits:
         vt = settings.visibility_timeout_s
         # The child must be gone, not only signalled, before the lease runs out.
         self._lease_margin_s = min(1.0, vt * 0.1)
+        first = (settings.soft_timeout_s, settings.hard_timeout_s)
+        self._first_limit_s = min((limit for limit in first if limit is not None), default=inf)
 
     def at_dispatch(self, delivery: Delivery) -> float:
         """First deadline of a message that was just dispatched; cheap, as it is on the hot path."""
@@ -36,13 +38,8 @@ class Limits:
 
     def at_start(self, delivery: Delivery) -> float:
         """Next deadline of a message that has just started."""
-        started = delivery.started_at or 0.0
-        soft, hard = self._settings.soft_timeout_s, self._settings.hard_timeout_s
-        return min(
-            inf if soft is None else started + soft,
-            inf if hard is None else started + hard,
-            self._lease_limit(delivery),
-        )
+        # Its lease was looked at when it was dispatched.
+        return (delivery.started_at or 0.0) + self._first_limit_s
 
     def stop(self, child: Child, delivery: Delivery, reason: StopReason, now: float) -> None:
         """Ask to stop. A stronger reason replaces a weaker one; what the handler was told first stays told."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, assert_never
 
-from shared.pgmq.records import Ack, DeadLetter, Release, Retry
+from shared.pgmq.records import Ack, AckMode, DeadLetter, Release, Retry
 from supervisor.core.accounts import MAX_DEADLOCKS_IN_A_ROW, Accounts
 from supervisor.core.delivery import Delivery, Verdict
 from supervisor.core.envelope import build_envelope
@@ -46,12 +46,14 @@ class Judge:
         self._settings = settings
         self._queue = queue
         self._uniform = uniform
+        # Made once: nearly every message ends so.
+        self._successes = {mode: Verdict(Ack(mode), "success") for mode in AckMode}
 
     def of_outcome(self, delivery: Delivery, outcome: Outcome) -> Verdict:
         """The handler ended and its child says how (contract: Handlers)."""
         kind = outcome.kind
         if kind is OutcomeKind.SUCCESS:
-            return Verdict(Ack(outcome.ack or self._queue.on_success), "success")
+            return self._successes[outcome.ack or self._queue.on_success]
         if kind is OutcomeKind.REJECT:
             error = outcome.error or ErrorInfo("Rejected", outcome.reason or "", "")
             return self._dead_letter(delivery, DeadLetterReason.REJECTED, error)

@@ -232,7 +232,9 @@ class RegularQueue(QueueMachine):
         if delivery is None or delivery.id != claim_id:
             return
         if delivery.state is DeliveryState.DISPATCHED:
+            # Start and result came in one read: it took at most the time since the dispatch.
             self.started(child, claim_id, now)
+            delivery.started_at = delivery.dispatched_at
         delivery.finished_at = now
         self.pacing.measured(now - delivery.dispatched_at)
         self.pool.vacate(child, now, finished=True)
@@ -250,8 +252,10 @@ class RegularQueue(QueueMachine):
 
     def settled(self, results: tuple[SettleResult, ...], now: float) -> None:
         self.settling.settled(results, now)
-        self.sooner(self.settling.tick(now))
-        self.sooner(self.wakeups.next_deadline())
+        if self.settling.waiting:
+            self.sooner(self.settling.tick(now))
+        if self.wakeups.timer_at < self.next_at:
+            self.sooner(self.wakeups.next_deadline())
         self.advance(now)
 
     # --- leases -----------------------------------------------------------------------------------------------------

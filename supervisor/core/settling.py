@@ -32,6 +32,11 @@ class Settling:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether something failed and waits to be tried again."""
+        return bool(self._again)
+
     def decide(self, delivery: Delivery, verdict: Verdict, now: float) -> None:
         """A verdict stands. From here on the claim is not renewed."""
         delivery.verdict = verdict
