@@ -1,6 +1,7 @@
 """Fixtures for every kind of test: one embedded server a session, a fresh database a test.
 
-`SUPERVISOR_TEST_DSN` points the database tests at another server (a superuser's DSN), for example another version.
+`SUPERVISOR_TEST_DSN` points the database tests at another server (a superuser's DSN). `SUPERVISOR_TEST_POSTGRES` names
+a folder with programs of another version, which the tests' own servers are then made of; see `tests.matrix`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from supervisor.embedded import EmbeddedServer
+from tests.support.binaries import chosen_binaries
 from tests.support.databases import drop_template, fresh_database, make_template
 from tests.support.folders import reachable_folder
 from tests.support.proxy import Proxy
@@ -29,7 +31,9 @@ def pg_server() -> Iterator[EmbeddedServer]:
     """Start the session's server, fast rather than durable; tests leave it running."""
     with (
         reachable_folder("tests") as folder,
-        EmbeddedServer(folder, base=folder, explicit=True, settings=FAST_SETTINGS) as server,
+        EmbeddedServer(
+            folder, base=folder, explicit=True, settings=FAST_SETTINGS, binaries=chosen_binaries()
+        ) as server,
     ):
         yield server
 
@@ -70,6 +74,8 @@ def own_server() -> Iterator[EmbeddedServer]:
     """Start a server for this test alone: crash it, stop it, start it again; `dsn()` stays the same."""
     with (
         reachable_folder("server") as folder,
-        EmbeddedServer(folder, base=folder, explicit=True, settings={"fsync": "off"}) as server,
+        EmbeddedServer(
+            folder, base=folder, explicit=True, settings={"fsync": "off"}, binaries=chosen_binaries()
+        ) as server,
     ):
         yield server

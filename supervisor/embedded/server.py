@@ -65,7 +65,8 @@ class EmbeddedServer:
 
     `directory` is where (None: `.supervisor/pg` under `base`; a relative one is under `base` too). `explicit` says
     that a person named it: then it is refused where it cannot be used, and never replaced. `settings` are put over
-    the defaults by whoever really starts the server. `say` gets one line for people now and then.
+    the defaults by whoever really starts the server. `binaries` are other programs than the wheel's. `say` gets one
+    line for people now and then.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class EmbeddedServer:
         base: Path,
         explicit: bool = False,
         settings: Mapping[str, str] | None = None,
+        binaries: Binaries | None = None,
         say: Callable[[str], None] = lambda _: None,
         start_timeout_s: float = 120.0,
     ) -> None:
@@ -83,6 +85,7 @@ class EmbeddedServer:
         self._wanted = Path(os.path.abspath(base / (directory if directory is not None else DEFAULT_FOLDER)))
         self._explicit = explicit
         self._settings = {**_DEFAULTS, **(settings or {})}
+        self._binaries = binaries
         self._say = say
         self._start_timeout_s = start_timeout_s
         self._place: Place | None = None
@@ -168,7 +171,7 @@ class EmbeddedServer:
                     self._say(f"embedded server: joined the one in {place.folder}")
                     self._owned = False
                     return
-            binaries = choose_binaries(find_binaries(), place, say=self._say)
+            binaries = choose_binaries(self._binaries or find_binaries(), place, say=self._say)
             self._make_data(place, binaries)
             if self._launch_once(place, binaries, deadline):
                 return
