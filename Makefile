@@ -26,7 +26,7 @@ ifneq ($(INSTALLED_HERE),yes)
 $(STAMP): always
 endif
 
-.PHONY: help install demo test unit lint format sim crash bench soak matrix docs clean always
+.PHONY: help install demo test unit lint format sim crash bench soak matrix pythons docs clean always
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -95,13 +95,16 @@ bench: install ## throughput and latency against a bare PGMQ loop
 soak: install ## a long run with faults and a watch on memory, descriptors and processes
 	@$(PY) -m crashtests soak $(ARGS)
 
-matrix: ## the tests under each Python that is here
+matrix: install ## the integration tests on PostgreSQL 14 to 18 with PGMQ 1.11 and 1.13
+	@$(PY) -m tests.matrix $(ARGS)
+
+pythons: ## every test under each Python that is here
 	@set -eu; ran=; \
 	if [ -n "$${PYTHON:-}" ]; then set -- "$$PYTHON"; else set -- python3.11 python3.12 python3.13; fi; \
 	for python in "$$@"; do \
 		if "$$python" -c 'import ssl, venv, ensurepip' >/dev/null 2>&1; then \
 			echo "== $$python"; ran=yes; \
-			work=$$(mktemp -d "$${TMPDIR:-/tmp}/pgmq-supervisor-matrix.XXXXXX"); chmod 755 "$$work"; \
+			work=$$(mktemp -d "$${TMPDIR:-/tmp}/pgmq-supervisor-pythons.XXXXXX"); chmod 755 "$$work"; \
 			git ls-files -z --cached --others --exclude-standard | tar --null --files-from=- -cf - | tar -xf - -C "$$work"; \
 			status=0; $(MAKE) --no-print-directory -C "$$work" test PYTHON="$$python" || status=$$?; \
 			rm -rf "$$work"; [ "$$status" = 0 ] || exit "$$status"; \

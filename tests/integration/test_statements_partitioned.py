@@ -48,7 +48,9 @@ def test_each_row_is_settled_once_whatever_partition_it_is_in(rows: Rows) -> Non
 def test_two_rows_of_one_number_are_two_messages(rows: Rows) -> None:
     """The number is not unique there: the fence tells them apart."""
     for value in "12":
-        rows.connection.execute(f"insert into pgmq.q_{QUEUE} (msg_id, vt, message) values (5, now(), '{value}')")
+        rows.connection.execute(
+            f"insert into pgmq.q_{QUEUE} (msg_id, vt, message) overriding system value values (5, now(), '{value}')"
+        )
     first, second = rows.claim()
     assert first.fence.msg_id == second.fence.msg_id == 5
     assert first.fence != second.fence
