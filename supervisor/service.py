@@ -111,8 +111,8 @@ class _Service:
             queues={name: self._spec(name) for name in config.queues},
             post=self._post,
             clock=boottime,
-            on_output=lambda child, claim, stream, line: telemetry.child_output(child, claim, stream, line),
-            on_log=lambda child, claim, level, text: telemetry.child_log(child, claim, level, text),
+            on_output=telemetry.child_output,
+            on_log=telemetry.child_log,
             on_swept=lambda queue, count: telemetry.happened(ProcessesSwept(queue, count)),
             supervisor_name=settings.supervisor,
         )
@@ -140,7 +140,7 @@ class _Service:
             snapshot=lambda: core.snapshot(boottime()), heartbeat=lambda: self._driver.beat_at, sample=self._sample
         )
         telemetry.start()
-        self._take_signals(stack)
+        self._take_signals()
         await processes.start()
         stack.push_async_callback(processes.close)
         await self._open_doors(stack)
@@ -266,7 +266,7 @@ class _Service:
         if not self._exit.done():
             self._exit.set_result(1)
 
-    def _take_signals(self, stack: contextlib.AsyncExitStack) -> None:
+    def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._told_to_stop, signum)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 import psycopg
 
@@ -56,11 +56,10 @@ def take_account(connection: psycopg.Connection[Any], sent: dict[str, int]) -> A
     fates = {kind: Fate(kind, count) for kind, count in sent.items()}
     left = 0
     for queue in QUEUES:
-        left += _one(connection, f"SELECT count(*) FROM pgmq.q_{queue}")
+        left += _one(connection, f"SELECT count(*) FROM pgmq.q_{queue}")  # noqa: S608 - our names
         label = _LABEL.format(m="message")
-        rows = connection.execute(
-            f"SELECT {label}, count(*), coalesce(sum(read_ct - 1), 0) FROM pgmq.a_{queue} GROUP BY 1"  # noqa: S608 - our own names
-        ).fetchall()
+        archived = f"SELECT {label}, count(*), coalesce(sum(read_ct - 1), 0) FROM pgmq.a_{queue} GROUP BY 1"  # noqa: S608 - our names
+        rows = connection.execute(archived).fetchall()
         for kind, count, retried in rows:
             fates[kind].succeeded += count
             fates[kind].retried += int(retried)
@@ -76,8 +75,8 @@ def take_account(connection: psycopg.Connection[Any], sent: dict[str, int]) -> A
     )
 
 
-def _one(connection: psycopg.Connection[Any], query: str) -> int:
-    row = connection.execute(query).fetchone()  # type: ignore[call-overload] - composed of our own names
+def _one(connection: psycopg.Connection[Any], query: LiteralString) -> int:
+    row = connection.execute(query).fetchone()
     return int(row[0]) if row else 0
 
 

@@ -29,15 +29,17 @@ def _run(server_dsn: str, messages: int, deadly_every: int, standby: int) -> flo
 
 def _refill(server_dsn: str, rounds: int, standby: int) -> list[float]:
     """Milliseconds from the start of a message that kills its child to the start of the next one, one slot."""
-    with harness.queue(server_dsn, "bench", "bench_dlq") as (dsn, connection):
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as reports:
-            reports.bind(("127.0.0.1", 0))
-            reports.settimeout(60.0)
-            port = str(reports.getsockname()[1])
-            harness.fill(connection, "bench", 2 * rounds, deadly_every=2)
-            config = CONFIG.format(handler="stamp", concurrency=1, standby=standby)
-            with harness.service(dsn, config, BENCH_PORT=port):
-                starts = [int(reports.recv(64).split()[1]) for _ in range(2 * rounds)]
+    with (
+        harness.queue(server_dsn, "bench", "bench_dlq") as (dsn, connection),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as reports,
+    ):
+        reports.bind(("127.0.0.1", 0))
+        reports.settimeout(60.0)
+        port = str(reports.getsockname()[1])
+        harness.fill(connection, "bench", 2 * rounds, deadly_every=2)
+        config = CONFIG.format(handler="stamp", concurrency=1, standby=standby)
+        with harness.service(dsn, config, BENCH_PORT=port):
+            starts = [int(reports.recv(64).split()[1]) for _ in range(2 * rounds)]
     # Messages come in order: 1 lives, 2 kills, 3 lives, ...; from each killing start to the next start.
     return [(starts[n + 1] - starts[n]) / 1e6 for n in range(1, len(starts) - 1, 2)]
 

@@ -21,7 +21,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_message_that_always_dies_is_dead_lettered_and_the_others_do_not_notice(tmp_path: Path, database: str) -> None:
+def test_a_message_that_always_dies_is_dead_lettered_and_the_others_do_not_notice(
+    tmp_path: Path, database: str
+) -> None:
     """One of 1 000 segfaults at each attempt, on 4 slots: three deaths, growing gaps; 999 succeed at once."""
     config = """
     [queues.jobs]
@@ -95,16 +97,12 @@ def test_each_way_to_die_has_its_name(
 
 HANGS = {
     "sleeps": "time.sleep(3600)",
-    "ignores everything": "\n".join(
-        [
-            "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
-            "        while True:",
-            "            try:",
-            "                time.sleep(3600)",
-            "            except BaseException:",
-            "                pass",
-        ]
-    ),
+    "ignores everything": """signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            try:
+                time.sleep(3600)
+            except BaseException:
+                pass""",
     "blocks signals": "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); time.sleep(3600)",
     "holds the GIL in C": "re.match(r'(a+)+$', 'a' * 64 + 'b')",
     "waits for a lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
@@ -143,7 +141,7 @@ def test_what_hangs_is_dead_at_its_hard_limit_with_its_stack(tmp_path: Path, dat
 
 
 def test_a_supervisor_that_is_killed_leaves_nothing_and_its_work_comes_back(tmp_path: Path, database: str) -> None:
-    """SIGKILL of the parent: children in C code and their daemons are gone in a second; after the lease it runs again."""
+    """SIGKILL of the parent: children in C code and their daemons are gone in a second; leases bring the work back."""
     config = """
     [queues.jobs]
     handler = "tasks:handle"

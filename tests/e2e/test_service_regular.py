@@ -55,7 +55,8 @@ def test_twenty_thousand_messages_with_failures_and_a_restart_are_all_accounted_
     with running(tmp_path, database, COUNTING, tasks) as (service, connection):
         connection.execute("SELECT pgmq.create('jobs')")
         connection.execute(
-            "INSERT INTO pgmq.q_jobs (vt, message) SELECT clock_timestamp(), to_jsonb(n) FROM generate_series(1, 20000) n"
+            "INSERT INTO pgmq.q_jobs (vt, message) "
+            "SELECT clock_timestamp(), to_jsonb(n) FROM generate_series(1, 20000) n"
         )
         service.start()
         eventually(lambda: left(connection) < 12_000, timeout_s=60, what="half of the work")
@@ -175,7 +176,8 @@ def test_what_was_claimed_and_not_started_is_back_at_once_after_term(tmp_path: P
         assert service.wait() == 0
         rows = connection.execute(
             "SELECT count(*) FILTER (WHERE vt <= now()), count(*), "
-            "count(*) FILTER (WHERE read_ct - coalesce((headers->'x-supervisor'->>'refunds')::int, 0) <> 0) FROM pgmq.q_jobs"
+            "count(*) FILTER (WHERE read_ct - coalesce((headers->'x-supervisor'->>'refunds')::int, 0) <> 0) "
+            "FROM pgmq.q_jobs"
         ).fetchone()
         assert rows is not None
         visible, all_left, charged = rows

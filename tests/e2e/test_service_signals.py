@@ -117,7 +117,7 @@ def test_rolling_restarts_charge_nothing_to_a_long_task(tmp_path: Path, database
 
 @pytest.mark.timeout(120)
 def test_a_reload_under_load_brings_new_code_without_a_duplicate(tmp_path: Path, database: str) -> None:
-    """HUP while messages flow: later ones run the new code, each message runs once, and a broken reload changes nothing."""
+    """HUP while messages flow: later ones run the new code, each runs once, and a broken reload changes nothing."""
     config = """
     [queues.jobs]
     handler = "tasks:handle"

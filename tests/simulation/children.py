@@ -339,7 +339,7 @@ class FakeChild:
             raise Violation("an answer needs a question", f"{self}: {command}")
         self.world.timeline.after(self.world.rng.uniform(0.0005, 0.005), self._commit, run, command)
 
-    def _commit(self, run: Run, command: c.AnswerCommit) -> None:
+    def _commit(self, run: Run, command: c.AnswerCommit) -> None:  # noqa: C901 - a table of fates
         transaction, settlement = run.transaction, command.settlement
         if not self.alive or self.run is not run or transaction is None:
             return

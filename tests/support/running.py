@@ -55,11 +55,8 @@ class Stage:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The log's entries of one event."""
-        found = []
-        for line in self.service.log.splitlines():
-            if f'"event":"{name}"' in line:
-                found.append(json.loads(line))
-        return found
+        lines = self.service.log.splitlines()
+        return [json.loads(line) for line in lines if f'"event":"{name}"' in line]
 
 
 @contextmanager
