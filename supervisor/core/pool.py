@@ -307,12 +307,11 @@ class Pool:
             child.generation = self.generation
 
     def _check_reloaded(self) -> None:
-        """Every slot has a child of the new code, and at least one of them was READY."""
+        """Every slot has a READY child of the new code; an old one may still have its last message in hand."""
         if not self.reloading:
             return
         children = [child for child in self.children.values() if child.alive and not child.followed]
-        new = [child for child in children if child.generation == self.generation]
-        if len(new) == len(children) and any(child.ready_at is not None for child in new):
+        if children and all(child.generation == self.generation and child.ready_at is not None for child in children):
             self.reloading = False
 
     # --- time -----------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from supervisor.core.types import ClaimId, DeathCause, DeathFacts, ErrorInfo, Ou
 _CLAIM_BYTES: Final = 16 << 20  # bodies in one result
 _MAX_SETTLING: Final = 5000
 _BUDGET_AGAIN_S: Final = 0.1
+_LOADING_MARGIN_S: Final = 0.05  # before the end of its lease a message whose body is not there is given back
 _MAX_DISPATCH_BYTES: Final = MAX_BODY_BYTES - (1 << 16)
 
 
@@ -147,6 +148,7 @@ class RegularQueue(QueueMachine):
                 delivery.move(DeliveryState.LOADING)
                 self.loading[delivery.id] = child
                 self.ctx.do(c.FetchBody(self.name, delivery.id, delivery.fence))
+                self.sooner(min(delivery.renew_at, delivery.lease_deadline - _LOADING_MARGIN_S))
 
     def _next_waiting(self) -> Delivery:
         delivery = self.waiting.popleft()
@@ -382,8 +384,13 @@ class RegularQueue(QueueMachine):
         if self.waiting:
             self.sooner(self._waiting_limit(self.waiting[0]))
         for claim_id, child in list(self.loading.items()):
-            if child.delivery is not None and now >= child.delivery.lease_deadline - 0.05:
+            if child.delivery is None:
+                continue
+            limit = child.delivery.lease_deadline - _LOADING_MARGIN_S
+            if now >= limit:
                 self.body_fetch_failed(claim_id, now)
+            else:
+                self.sooner(limit)
         self.sooner(self.leases.tick(self.pool.children.values(), now))
         self.sooner(self.settling.tick(now))
 

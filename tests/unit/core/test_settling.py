@@ -1,0 +1,101 @@
+"""Settling: repeated after a failure until the lease is over, never told before it is so."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.pgmq.records import DeadLetter, Release, SettleOutcome, SettleResult
+from supervisor.core import commands as c
+from supervisor.core import events as e
+from supervisor.core import happenings as h
+from supervisor.core.types import Outcome, OutcomeKind
+from tests.unit.core.stage import Q, Stage, queue, row
+
+REJECT = Outcome(OutcomeKind.REJECT)
+
+
+def test_a_failed_settlement_is_tried_again_inside_the_lease() -> None:
+    """The same item, since it is guarded by the fence and writes absolute values."""
+    stage = Stage().start()
+    stage.finish(stage.run(row(1)))
+    (item,) = stage.settlements()
+    for pause_s in (0.1, 0.2, 0.4, 0.8):
+        stage.settle(SettleOutcome.FAILED)
+        assert len(stage.told(h.SettlementFailed)) == 1
+        assert not stage.settlements()
+        stage.wait(pause_s)
+        assert stage.settlements() == [item]
+    stage.settle()
+    assert len(stage.told(h.MessageSucceeded)) == 1
+
+
+def test_a_settlement_that_fails_to_the_end_is_left_to_its_lease() -> None:
+    """No success is claimed; the message returns."""
+    stage = Stage().start()
+    stage.finish(stage.run(row(1)))
+    lapsed = []
+    for _ in range(60):
+        if stage.settlements():
+            stage.settle(SettleOutcome.FAILED)
+            lapsed += stage.told(h.SettlementLapsed)
+        stage.wait(1.0)
+    assert [happening.wanted for happening in lapsed] == ["success"]
+    assert stage.look().settling == 0
+    assert not stage.told(h.MessageSucceeded)
+
+
+def test_a_refund_outlives_its_lease() -> None:
+    """Only the fence is needed: nobody can have claimed the message since."""
+    stage = Stage().start()
+    dispatch = stage.run(row(1))
+    stage.wait(29.0)
+    stage.die(dispatch.child, signal="SIGKILL")
+    for _ in range(30):
+        if stage.settlements():
+            assert isinstance(stage.settlements()[0].settlement, Release)
+            stage.settle(SettleOutcome.FAILED)
+        stage.wait(5.0)
+    stage.settle()
+    assert [happening.reason for happening in stage.told(h.MessageReleased)] == ["lease_lost"]
+
+
+def test_one_failing_message_holds_up_no_other() -> None:
+    """A missing dead-letter queue must not roll back the acks beside it."""
+    stage = Stage(queue(concurrency=2)).start()
+    first, second = stage.run_all(row(1), row(2))
+    stage.finish(first, REJECT)
+    stage.settle(SettleOutcome.FAILED)
+    stage.finish(second)
+    stage.settle()
+    assert [happening.msg_id for happening in stage.told(h.MessageSucceeded)] == [2]
+    stage.wait(0.2)
+    (item,) = stage.settlements()
+    assert isinstance(item.settlement, DeadLetter)
+
+
+def test_a_child_is_free_while_its_message_is_being_settled() -> None:
+    """The settlement belongs to the parent."""
+    stage = Stage().start()
+    stage.finish(stage.run(row(1)))
+    assert stage.claiming is not None
+    assert stage.give(row(2)).only(c.Dispatch).msg_id == 2
+    assert stage.look().settling == 1
+
+
+@pytest.mark.parametrize("outcome", list(SettleOutcome))
+def test_an_answer_for_nobody_says_nothing(outcome: SettleOutcome) -> None:
+    """Given up meanwhile, or never asked."""
+    stage = Stage().start()
+    assert not stage.tell(e.Settled(Q, (SettleResult(999, outcome),))).last
+
+
+def test_the_queue_is_read_when_a_retried_message_is_due() -> None:
+    """Nothing notifies when a delay runs out, and a poll may be a minute away."""
+    stage = Stage(queue(polling_interval_s=60.0)).start()
+    stage.finish(stage.run(row(1)), Outcome(OutcomeKind.RETRY, delay_ms=3_000))
+    stage.settle()
+    stage.give()
+    stage.wait(2.9)
+    assert not stage.all(c.Claim)
+    stage.wait(0.2)
+    assert stage.all(c.Claim)
