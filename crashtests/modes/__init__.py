@@ -1,0 +1,1 @@
+"""The four modes: points, n-th, random, network."""
