@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import socket
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg import conninfo
 
 from shared.pgmq.records import (
     Ack,
@@ -27,72 +21,19 @@ from shared.pgmq.records import (
 from supervisor.core import commands as c
 from supervisor.core import events as e
 from supervisor.core.types import ClaimId
-from supervisor.embedded.account import account_for
 from supervisor.telemetry.facts import NotifySetupFailed
-from tests.support.folders import reachable_folder
+from tests.support.pooler import needs_pooler, pooler
 from tests.support.rows import DEAD, QUEUE, Rows, accounts
 from tests.support.shell import DELETE, NAME, running
-from tests.support.waiting import eventually
 
-PGBOUNCER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
-
-pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        assert isinstance(port, int)
-        return port
+pytestmark = needs_pooler
 
 
 @pytest.fixture
 def pooled(database: str) -> Iterator[str]:
     """Give the DSN of the same database through a pooler with two sessions."""
-    with psycopg.connect(database) as connection:
-        info = connection.info
-        server = f"host={info.host} port={info.port} user={info.user}"
-        name, user = info.dbname, info.user
-    port = _free_port()
-    account = account_for(None)
-    with reachable_folder("pooler") as folder:
-        settings = folder / "pgbouncer.ini"
-        users = folder / "users.txt"
-        users.write_text(f'"{user}" ""\n')
-        settings.write_text(
-            f"[databases]\n{name} = {server} dbname={name}\n"
-            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = any\nauth_file = {users}\n"
-            "pool_mode = transaction\ndefault_pool_size = 2\nunix_socket_dir =\n"
-        )
-        _readable(folder, settings, users)
-        process = subprocess.Popen(
-            [str(PGBOUNCER), str(settings)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            user=account.uid if account.switch else None,
-            group=account.gid if account.switch else None,
-            extra_groups=[] if account.switch else None,
-        )
-        try:
-            dsn = conninfo.make_conninfo(host="127.0.0.1", port=port, user=user, dbname=name)
-            eventually(lambda: _answers(dsn), what="the pooler")
-            yield dsn
-        finally:
-            process.kill()
-            process.wait()
-
-
-def _readable(*paths: Path) -> None:
-    for path in paths:
-        path.chmod(0o755)
-
-
-def _answers(dsn: str) -> bool:
-    with contextlib.suppress(psycopg.OperationalError), psycopg.connect(dsn, connect_timeout=2):
-        return True
-    return False
+    with pooler(database) as dsn:
+        yield dsn
 
 
 async def test_every_command_works_behind_a_transaction_pooler(database: str, pooled: str) -> None:
