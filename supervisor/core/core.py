@@ -174,15 +174,14 @@ class Core:
     def _notified(self, event: e.Notified, now: float) -> None:
         machine = self._queues.get(event.queue)
         if machine is not None:
-            reading = machine.claiming if isinstance(machine, RegularQueue) else True
-            machine.notified(now, reading=reading)
+            machine.notified(now)
 
     def _listener_up(self, event: e.ListenerUp, now: float) -> None:
         for name in event.queues:
             machine = self._queues.get(name)
             if machine is not None:
                 machine.listener_up = True
-                machine.notified(now, reading=True)
+                machine.notified(now)
 
     def _listener_down(self, _event: e.ListenerDown, _now: float) -> None:
         for machine in self._queues.values():

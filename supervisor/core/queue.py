@@ -58,6 +58,11 @@ class QueueMachine(ABC):
 
     @property
     @abstractmethod
+    def reading(self) -> bool:
+        """The database is being asked for messages right now."""
+
+    @property
+    @abstractmethod
     def open_work(self) -> int:
         """Deliveries that are not ended."""
 
@@ -111,10 +116,10 @@ class QueueMachine(ABC):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def notified(self, now: float, *, reading: bool) -> None:
+    def notified(self, now: float) -> None:
         if not self.wakeups.hungry:
             self.ctx.tell(h.WokenUp(self.name, "notify"))
-        self.wakeups.notified(now, reading=reading)
+        self.wakeups.notified(now, reading=self.reading)
         self.advance(now)
 
     def read_failed(self, error: str, now: float) -> None:

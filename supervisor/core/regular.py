@@ -421,6 +421,10 @@ class RegularQueue(QueueMachine):
         self.settling.decide(delivery, self.judge.of_outcome(delivery, Outcome(OutcomeKind.STOPPED)), now)
 
     @property
+    def reading(self) -> bool:
+        return self.claiming
+
+    @property
     def open_work(self) -> int:
         # A claim that is under way may bring messages, which must be given back.
         return len(self.waiting) + len(self.settling) + self.pool.busy + self.claiming

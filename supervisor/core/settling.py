@@ -52,16 +52,16 @@ class Settling:
         self._ctx.do(c.Settle(self._queue, (SettleItem(delivery.id, delivery.fence, verdict.settlement),)))
 
     def settled(self, results: tuple[SettleResult, ...], now: float) -> None:
-        for claim_id, outcome, error in results:
-            delivery = self._open.get(ClaimId(claim_id))
+        for result in results:
+            delivery = self._open.get(ClaimId(result.claim_id))
             if delivery is None:
                 continue  # given up meanwhile
-            if outcome is SettleOutcome.FAILED:
-                self._failed(delivery, now, error or "unknown error")
+            if result.outcome is SettleOutcome.FAILED:
+                self._failed(delivery, now, result.error or "unknown error")
                 continue
             del self._open[delivery.id]
             delivery.move(DeliveryState.ENDED)
-            if outcome is SettleOutcome.DONE:
+            if result.outcome is SettleOutcome.DONE:
                 self._done(delivery, now)
             elif delivery.verdict is not None:
                 # After a lost reply this may be our own settlement: not a success that we know of, not a loss either.

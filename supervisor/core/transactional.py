@@ -423,6 +423,10 @@ class TransactionalQueue(QueueMachine):
                 self.sooner(delivery.settle_at)
 
     @property
+    def reading(self) -> bool:
+        return self._permits > 0
+
+    @property
     def open_work(self) -> int:
         return len(self.attempts) + sum(1 for delivery in self.reckoning.values() if not delivery.lingers)
 

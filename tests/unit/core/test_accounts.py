@@ -45,9 +45,7 @@ def test_no_text_is_an_error(text: str) -> None:
     assert parse_accounts(text, "q", 7, 5).attempt(5) >= 1
 
 
-@given(
-    refunds=st.integers(0, 90), deaths=st.integers(0, 90), early=st.integers(0, 90), deadlocks=st.integers(0, 10)
-)
+@given(refunds=st.integers(0, 90), deaths=st.integers(0, 90), early=st.integers(0, 90), deadlocks=st.integers(0, 10))
 def test_what_was_written_is_read_back(refunds: int, deaths: int, early: int, deadlocks: int) -> None:
     """Across restarts and hosts."""
     written = Accounts(refunds, deaths, early, deadlocks)

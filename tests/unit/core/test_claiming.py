@@ -287,7 +287,7 @@ def test_a_notification_during_a_read_is_not_lost() -> None:
 
 
 def test_a_timer_is_set_for_the_next_message_to_come() -> None:
-    """Nothing notifies when a delay runs out: sent with 3 s to an idle worker that polls each 60 s, it starts at 3 s."""
+    """Sent with a delay of 3 s to an idle worker that polls each 60 s: it starts at 3 s."""
     stage = Stage(queue(polling_interval_s=60.0)).start()
     stage.give(next_visible_s=3.0)
     stage.wait(2.99)

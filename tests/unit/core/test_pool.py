@@ -35,7 +35,7 @@ def probe(stage: Stage, *, within_s: float = 120.0) -> ChildId:
 
 
 def test_every_slot_gets_a_child() -> None:
-    """concurrency + standby processes, all at once."""
+    """Concurrency + standby processes, all at once."""
     stage = Stage(queue(concurrency=2, standby=1))
     started = stage.tell(e.Started()).all(c.StartChild)
     assert [(command.slot, command.incarnation) for command in started] == [(0, 0), (1, 0), (2, 0)]
