@@ -225,7 +225,7 @@ class Pool:
             return
         if child.ready_at is None:
             self._boot_failed(child, now, child.boot_error or f"ended before it was READY: {_describe(cause, facts)}")
-        elif child.kill_cause in (None, DeathCause.PROTOCOL):
+        elif cause in _OWN_DEATHS:
             self._failed(child, now, f"an idle child ended: {_describe(cause, facts)}", definite=False)
 
     def spawn_failed(self, child: Child, now: float, error: str) -> None:
@@ -357,6 +357,7 @@ class Pool:
 
 
 _ABLE = frozenset({ChildState.IDLE, ChildState.RESERVED, ChildState.BUSY})
+_OWN_DEATHS = frozenset({DeathCause.SIGNAL, DeathCause.EXIT, DeathCause.OOM, DeathCause.PROTOCOL})
 _UNSENT = frozenset({DeliveryState.LOADING, DeliveryState.PERMITTED})  # no message was in its hands yet
 
 
@@ -370,6 +371,8 @@ def _cause(child: Child, facts: DeathFacts) -> DeathCause:
         return child.kill_cause
     if child.retired:
         return DeathCause.RETIRED
+    if facts.by_guard:
+        return DeathCause.LEASE_LOST
     if facts.oom:
         return DeathCause.OOM
     return DeathCause.SIGNAL if facts.signal is not None else DeathCause.EXIT

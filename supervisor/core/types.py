@@ -114,6 +114,7 @@ class DeathFacts:
     stack: str
     output_tail: str
     oom: bool = False  # the kernel's out-of-memory killer
+    by_guard: bool = False  # its lease ran out while this supervisor stood still
 
 
 @dataclass(frozen=True, slots=True)

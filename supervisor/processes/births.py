@@ -9,7 +9,7 @@ from shared.wire.frames import Kind, encode
 from supervisor.core.commands import StartChild
 from supervisor.core.events import ChildSpawned, Event, SpawnFailed
 from supervisor.core.types import ChildId, ClaimId
-from supervisor.processes import marks
+from supervisor.processes import marks, procfs
 from supervisor.processes.channel import Channel
 from supervisor.processes.guard import Guard
 from supervisor.processes.launcher import Launched, Launcher
@@ -67,6 +67,8 @@ class Births:
         except OSError as error:
             self._post(SpawnFailed(command.child, f"{error.strerror or error} ({type(error).__name__})"))
             return
+        # Now, not when it has booted: the kernel may look for a victim at any moment, and must not find us.
+        procfs.raise_oom_score_adj(launched.pid, spec.oom_score_adj)
         process = self._connect(command, spec, launched)
         self._post(ChildSpawned(command.child, process.pid))
         process.channel.send(encode(Kind.HELLO, 0, hello(spec, command, metrics_index=process.metrics_index)))

@@ -96,7 +96,7 @@ class Endings:
         if unexplained_kill and by_guard:
             _log.warning("pid %d was killed by the guard: its lease ran out while we stood still", process.pid)
         oom = unexplained_kill and not by_guard and self._oom.claim()
-        facts = reaper.facts_of(process, ending, oom=oom)
+        facts = reaper.facts_of(process, ending, oom=oom, by_guard=unexplained_kill and by_guard)
         self._guard.forget(process.child)
         self._table.remove(process)
         process.close()

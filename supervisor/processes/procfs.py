@@ -137,6 +137,23 @@ def read_oom_score_adj(pid: int) -> int | None:
     return int(data) if data else None
 
 
+def raise_oom_score_adj(pid: int, wanted: int) -> None:
+    """Offer a process to the out-of-memory killer before others. Only raised; where that is not allowed, nothing."""
+    now = read_oom_score_adj(pid)
+    if now is None or now >= wanted:
+        return
+    try:
+        descriptor = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.write(descriptor, b"%d" % min(wanted, 1000))
+    except OSError:
+        return
+    finally:
+        os.close(descriptor)
+
+
 def pid_namespace() -> int:
     """A number for our PID namespace: pids of another one must not be compared with ours."""
     try:

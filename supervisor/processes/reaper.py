@@ -47,7 +47,7 @@ def reap(process: subprocess.Popen[bytes]) -> Ending:
     )
 
 
-def facts_of(child: ChildProcess, ending: Ending, *, oom: bool) -> DeathFacts:
+def facts_of(child: ChildProcess, ending: Ending, *, oom: bool, by_guard: bool) -> DeathFacts:
     """What is recorded of a death.
 
     The peak is the sampled one; the kernel's counts only above the supervisor's own peak at the spawn, because a
@@ -62,6 +62,7 @@ def facts_of(child: ChildProcess, ending: Ending, *, oom: bool) -> DeathFacts:
         stack=child.stack.text(),
         output_tail="" if child.output is None else child.output.tail(),
         oom=oom,
+        by_guard=by_guard,
     )
 
 

@@ -69,6 +69,8 @@ def _death_fields(facts: DeathFacts) -> Record:
         record["exit_code"] = facts.exit_code
     if facts.oom:
         record["oom"] = True
+    if facts.by_guard:
+        record["by_guard"] = True
     if facts.stack:
         record["stack"] = facts.stack
     if facts.output_tail:
