@@ -19,7 +19,7 @@ from rich.console import Console
 
 from shared.errors import ProcessError
 from supervisor.demo.account import LEDGER, QUEUES, REGULAR
-from supervisor.demo.plan import FEWEST, compose
+from supervisor.demo.plan import EVERY_KIND, FEWEST, compose
 from supervisor.demo.view import show_account, watch
 from supervisor.embedded import install_pgmq, resolve_dsn
 
@@ -37,7 +37,7 @@ handler = "demo_tasks:handle"
 concurrency = 4
 visibility_timeout = "10s"
 hard_timeout = "2s"
-memory_limit = "256MB"
+memory_limit = "128MB"
 on_success = "archive"
 max_attempts = 3
 max_deaths = 2
@@ -94,7 +94,7 @@ def _prepare(connection: psycopg.Connection[Any], total: int) -> dict[str, int]:
             sent[kind.name] += 1
         bodies = [body for _, body in messages]
         connection.execute("SELECT pgmq.send_batch(%s, %s::text[]::jsonb[])", (queue, bodies))
-    return dict(sent)
+    return {kind.name: sent[kind.name] for kind in EVERY_KIND if kind.name in sent}
 
 
 @contextlib.contextmanager

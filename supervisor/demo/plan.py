@@ -34,6 +34,7 @@ KINDS: Final = (
 GOOD: Final = Kind("good", "returns", 1.0, 0)
 LEDGER: Final = Kind("ledger", "a row and the ack in one transaction", 0.2, 4)
 LEDGER_DIES: Final = Kind("ledger+kill", "killed inside its transaction once", 0.02, 1)
+EVERY_KIND: Final = (GOOD, *KINDS, LEDGER, LEDGER_DIES)  # as the account lists them
 FEWEST: Final = sum(kind.least for kind in KINDS) + LEDGER.least + LEDGER_DIES.least
 
 

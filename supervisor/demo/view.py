@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from supervisor.demo.account import Account, take_account
-from supervisor.demo.plan import GOOD, KINDS, LEDGER, LEDGER_DIES
+from supervisor.demo.plan import EVERY_KIND
 
 _LOOK_EVERY_S: Final = 0.2
 _LINE_EVERY_S: Final = 1.0
-_DOES: Final = {kind.name: kind.does for kind in (GOOD, *KINDS, LEDGER, LEDGER_DIES)}
+_DOES: Final = {kind.name: kind.does for kind in EVERY_KIND}
 
 
 def watch(
@@ -41,7 +41,7 @@ def watch(
             took = time.monotonic() - began
             if isinstance(screen, Live):
                 screen.update(Group(_bar(account, took), _table(account)))
-            elif took - said_at >= _LINE_EVERY_S:
+            elif not account.closed and took - said_at >= _LINE_EVERY_S:
                 said_at = took
                 console.print(_status(account, took))
     console.print(_status(account, time.monotonic() - began))

@@ -73,7 +73,7 @@ def hungry(message):
     """Allocates without end."""
     hoard = []
     while True:
-        hoard.append(b"x" * (8 << 20))
+        hoard.append(b"x" * (16 << 20))
         time.sleep(0.01)
 
 
