@@ -164,6 +164,7 @@ class Admin:
                 return False
             with self._connection.transaction():
                 self._connection.execute(server.LOCK_SCHEMA)
+                self._connection.execute(server.SEE_OTHERS)
                 if self._value(server.PAUSED_TABLE):
                     return False
                 for statement in server.CREATE_SCHEMA:

@@ -16,6 +16,7 @@ __all__ = [
     "PING",
     "QUEUE_PRIVILEGES",
     "RESUME",
+    "SEE_OTHERS",
 ]
 
 PING: Final = b"select 1"
@@ -62,6 +63,12 @@ from t
 
 LOCK_SCHEMA: Final = b"select pg_advisory_xact_lock(7235405173398954358)"
 """One process at a time makes our schema: IF NOT EXISTS alone fails when two do. Until the commit."""
+
+SEE_OTHERS: Final = b"lock table pg_catalog.pg_namespace in access share mode"
+"""Make a session forget what it remembers of names: it looked before it waited, and would not look again.
+
+Only the taking of a relation's lock does so in the middle of a transaction; a lock that conflicts with nobody's work.
+"""
 
 CREATE_SCHEMA: Final = (
     b"create schema if not exists pgmq_supervisor",
