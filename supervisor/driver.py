@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from supervisor.core.commands import Command, Emit
 from supervisor.core.core import Core
-from supervisor.core.events import Event, TimePassed
+from supervisor.core.events import Event, StoodStill, TimePassed
 from supervisor.core.happenings import Happening
 
 _LONGEST_SLEEP_S: Final = 1.0  # the loop's timers do not count suspend: look at the real clock at least this often
+_STOOD_STILL_S: Final = 2.0  # not heard of for so long although the timer rings each second
 _EVENTS_A_TURN: Final = 2000  # then other callbacks of the loop get their turn
 
 
@@ -81,6 +82,8 @@ class Driver:
             self._clock,
         )
         now = clock()
+        if now - self.beat_at > _STOOD_STILL_S:
+            events.appendleft(StoodStill(now - self.beat_at))
         for _ in range(_EVENTS_A_TURN):
             if not events:
                 break

@@ -59,6 +59,7 @@ class Core:
         self._reloading: set[QueueName] = set()
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             e.TimePassed: lambda _event, _now: None,
+            e.StoodStill: self._stood_still,
             e.Claimed: self._claimed,
             e.ClaimFailed: self._claim_failed,
             e.BodyFetched: self._body_fetched,
@@ -155,7 +156,7 @@ class Core:
         self._regular(event.queue).body_fetched(event.claim_id, event.found, event.body, now)
 
     def _body_fetch_failed(self, event: e.BodyFetchFailed, now: float) -> None:
-        self._regular(event.queue).body_fetch_failed(event.claim_id, now)
+        self._regular(event.queue).body_fetch_failed(event.claim_id, event.error, now, permanent=event.permanent)
 
     def _renewed(self, event: e.Renewed, now: float) -> None:
         self._regular(event.queue).renewed(event.results, event.asked_at, now)
@@ -169,7 +170,7 @@ class Core:
     def _reckoned(self, event: e.Reckoned, now: float) -> None:
         machine = self._queues[event.queue]
         if isinstance(machine, TransactionalQueue):
-            machine.reckoned(event.claim_id, event.outcome, now)
+            machine.reckoned(event.claim_id, event.outcome, now, committed=event.committed)
 
     def _notified(self, event: e.Notified, now: float) -> None:
         machine = self._queues.get(event.queue)
@@ -279,6 +280,10 @@ class Core:
             found[0].transaction_ended(found[1], event, now)
 
     # --- control ----------------------------------------------------------------------------------------------------
+
+    def _stood_still(self, event: e.StoodStill, _now: float) -> None:
+        for machine in self._machines:
+            machine.stood_still(event.seconds)
 
     def _started(self, _event: e.Started, now: float) -> None:
         if self._state is not CoreState.STARTING:

@@ -16,6 +16,13 @@ class TimePassed:
     """A deadline may have come. Every event does the same; this one says nothing else."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoodStill:
+    """This process was frozen or starved for so long: answers may have come that it has not read yet."""
+
+    seconds: float
+
+
 # --- database -------------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +270,7 @@ class CancelRequested:
 
 Event = (
     TimePassed
+    | StoodStill
     | Claimed
     | ClaimFailed
     | BodyFetched

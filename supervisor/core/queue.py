@@ -191,6 +191,15 @@ class QueueMachine(ABC):
 
     # --- time -------------------------------------------------------------------------------------------------------
 
+    def stood_still(self, seconds: float) -> None:
+        """Nobody is late whom we could not hear. Deadlines of answers move; leases and limits of handlers do not."""
+        for child in self.pool.children.values():
+            child.deadline += seconds
+            delivery = child.delivery
+            if delivery is not None and delivery.state in _AWAITED:
+                delivery.dispatched_at += seconds
+                delivery.decided_at += seconds
+
     def tick(self, now: float) -> None:
         """Carry out what is due, and set `next_at`."""
         self.next_at = inf
@@ -245,6 +254,9 @@ class QueueMachine(ABC):
     def snapshot(self, now: float) -> QueueSnapshot: ...
 
 
+_AWAITED = frozenset(
+    {DeliveryState.DISPATCHED, DeliveryState.PERMITTED, DeliveryState.CLAIMED, DeliveryState.DECIDED}
+)
 _STOPPABLE = frozenset({DeliveryState.DISPATCHED, DeliveryState.RUNNING, DeliveryState.CLAIMED})
 
 
