@@ -92,10 +92,19 @@ class SettleOutcome(StrEnum):
     FAILED = "failed"  # an error; nothing was changed for this message
 
 
+class SettleFailure(StrEnum):
+    """Why a settlement failed, as far as it matters for what comes next."""
+
+    AWAY = "away"  # the database was not reached, or did not answer in time: it may have been carried out
+    REFUSED = "refused"  # an error that may pass: a locked row, a missing dead-letter queue, a full disk
+    IMPOSSIBLE = "impossible"  # this message cannot be settled like that, however often it is tried
+
+
 class SettleResult(NamedTuple):
     claim_id: int
     outcome: SettleOutcome
     error: str | None = None
+    failure: SettleFailure = SettleFailure.REFUSED  # says nothing unless the outcome is FAILED
 
 
 class RenewOutcome(StrEnum):

@@ -18,7 +18,7 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class StoodStill:
-    """This process was frozen or starved for so long: answers may have come that it has not read yet."""
+    """The process was frozen or starved for so long: answers may have come that it has not read yet."""
 
     seconds: float
 
@@ -58,6 +58,7 @@ class BodyFetchFailed:
     queue: QueueName
     claim_id: ClaimId
     error: str
+    permanent: bool = False  # this body will never be read: too large as text, damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Reckoned:
     claim_id: ClaimId
     outcome: ReckonOutcome
     error: str | None = None
+    committed: bool | None = None  # what the server says of the attempt's own transaction; None: it does not know
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,9 +254,7 @@ class QueueMachine(ABC):
     def snapshot(self, now: float) -> QueueSnapshot: ...
 
 
-_AWAITED = frozenset(
-    {DeliveryState.DISPATCHED, DeliveryState.PERMITTED, DeliveryState.CLAIMED, DeliveryState.DECIDED}
-)
+_AWAITED = frozenset({DeliveryState.DISPATCHED, DeliveryState.PERMITTED, DeliveryState.CLAIMED, DeliveryState.DECIDED})
 _STOPPABLE = frozenset({DeliveryState.DISPATCHED, DeliveryState.RUNNING, DeliveryState.CLAIMED})
 
 

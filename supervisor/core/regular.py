@@ -205,12 +205,17 @@ class RegularQueue(QueueMachine):
             self._send(child, delivery, now)
         self.advance(now)
 
-    def body_fetch_failed(self, claim_id: ClaimId, now: float) -> None:
+    def body_fetch_failed(self, claim_id: ClaimId, error: str, now: float, *, permanent: bool) -> None:
         if claim_id not in self.loading:
             return
         delivery = self._stop_loading(claim_id, now)
         if delivery is not None:
-            self.settling.decide(delivery, self.judge.refund(delivery, "not_started", delay_ms=1000), now)
+            if permanent:  # no handler will ever see it
+                unreadable = Outcome(OutcomeKind.INVALID_MESSAGE, error=ErrorInfo("MessageUnreadable", error, ""))
+                verdict = self.judge.of_outcome(delivery, unreadable)
+            else:
+                verdict = self.judge.refund(delivery, "not_started", delay_ms=1000)
+            self.settling.decide(delivery, verdict, now)
         self.advance(now)
 
     def started(self, child: Child, claim_id: ClaimId, now: float) -> None:
@@ -388,7 +393,7 @@ class RegularQueue(QueueMachine):
                 continue
             limit = child.delivery.lease_deadline - _LOADING_MARGIN_S
             if now >= limit:
-                self.body_fetch_failed(claim_id, now)
+                self.body_fetch_failed(claim_id, "its lease ran out", now, permanent=False)
             else:
                 self.sooner(limit)
         self.sooner(self.leases.tick(self.pool.children.values(), now))

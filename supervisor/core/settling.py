@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-from shared.pgmq.records import SettleItem, SettleOutcome, SettleResult
+from shared.pgmq.records import SettleFailure, SettleItem, SettleOutcome, SettleResult
 from supervisor.core import commands as c
 from supervisor.core import happenings as h
 from supervisor.core.context import Context
@@ -57,7 +57,7 @@ class Settling:
             if delivery is None:
                 continue  # given up meanwhile
             if result.outcome is SettleOutcome.FAILED:
-                self._failed(delivery, now, result.error or "unknown error")
+                self._failed(delivery, now, result)
                 continue
             del self._open[delivery.id]
             delivery.move(DeliveryState.ENDED)
@@ -69,8 +69,12 @@ class Settling:
                     delivery, delivery.verdict, "the row is gone or not ours any more: settled before, or lost"
                 )
 
-    def _failed(self, delivery: Delivery, now: float, error: str) -> None:
+    def _failed(self, delivery: Delivery, now: float, result: SettleResult) -> None:
+        error = result.error or "unknown error"
         self._ctx.tell(h.SettlementFailed(self._queue, delivery.msg_id, error))
+        if result.failure is SettleFailure.IMPOSSIBLE:
+            self._give_up(delivery, error)  # the same again would fail the same; its lease brings it back
+            return
         timing = self._ctx.settings.timing
         delivery.settle_tries += 1
         backoff = timing.settle_backoff_base_s * 2.0 ** min(delivery.settle_tries - 1, 16)

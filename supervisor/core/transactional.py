@@ -284,7 +284,7 @@ class TransactionalQueue(QueueMachine):
         in_doubt = delivery.tx if delivery.granted is not None else None
         self.ctx.do(c.Reckon(self.name, delivery.id, question, in_doubt))
 
-    def reckoned(self, claim_id: ClaimId, outcome: ReckonOutcome, now: float) -> None:
+    def reckoned(self, claim_id: ClaimId, outcome: ReckonOutcome, now: float, *, committed: bool | None) -> None:
         delivery = self.reckoning.get(claim_id)
         if delivery is None or delivery.verdict is None:
             return
@@ -297,7 +297,7 @@ class TransactionalQueue(QueueMachine):
                 self._settled(delivery, delivery.verdict, now)
             case ReckonOutcome.GONE | ReckonOutcome.MOVED:
                 self._reckoned(delivery)
-                self._not_there(delivery, outcome, now)
+                self._not_there(delivery, outcome, committed, now)
             case ReckonOutcome.BUSY:
                 self._taken(delivery, now)
             case ReckonOutcome.FAILED:
@@ -309,10 +309,12 @@ class TransactionalQueue(QueueMachine):
                 assert_never(outcome)
         self.advance(now)
 
-    def _not_there(self, delivery: Delivery, outcome: ReckonOutcome, now: float) -> None:
+    def _not_there(self, delivery: Delivery, outcome: ReckonOutcome, committed: bool | None, now: float) -> None:
         """No row with the earlier read_ct: our own commit went through, or somebody else's."""
         granted, gone = delivery.granted, outcome is ReckonOutcome.GONE
-        if granted is not None and isinstance(granted.settlement, Retry) is not gone:
+        if committed is None:  # the server does not know any more: what the row looks like must do
+            committed = granted is not None and isinstance(granted.settlement, Retry) is not gone
+        if granted is not None and committed:
             self.ctx.tell(h.CommitInDoubt(self.name, delivery.msg_id, "committed"))
             self._settled(delivery, granted, now)
         elif gone or delivery.reckon_tries:

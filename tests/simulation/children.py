@@ -10,7 +10,7 @@ from supervisor.core import commands as c
 from supervisor.core import events as e
 from supervisor.core.settings import QueueSettings
 from supervisor.core.types import ChildId, ClaimId, DeathFacts, ErrorInfo, Outcome, OutcomeKind, QueueName, TxIdentity
-from tests.simulation.choices import KILLED, Ending, Reaction, Script, facts, script
+from tests.simulation.choices import KILLED, KILLED_BY_GUARD, Ending, Reaction, Script, facts, script
 from tests.simulation.database import Transaction
 from tests.simulation.ledger import Violation
 
@@ -144,7 +144,7 @@ class FakeChild:
         if deadline > self.world.timeline.now:
             self.world.timeline.at(deadline, self._guard_looks)
         elif not self.killed:
-            self.die(KILLED)
+            self.die(KILLED_BY_GUARD)
 
     def exit(self) -> None:
         if self.run is not None:

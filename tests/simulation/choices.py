@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 from typing import Any, Final
@@ -21,6 +21,7 @@ def facts(*, signal: str | None = None, exit_code: int | None = None, oom: bool 
 
 
 KILLED: Final = facts(signal="SIGKILL")
+KILLED_BY_GUARD: Final = replace(KILLED, by_guard=True)
 DEATHS: Final = (facts(signal="SIGSEGV"), facts(exit_code=0), facts(exit_code=1), facts(signal="SIGKILL", oom=True))
 
 

@@ -66,6 +66,8 @@ class Queue:
     dead_letters: list[int] = field(default_factory=list)
     dlq_there: bool = True
     transactions: list[Transaction] = field(default_factory=list)
+    fates: dict[int, bool] = field(default_factory=dict)
+    """What became of transactions, as long as the server has not restarted."""
     journal: list[tuple[float, Callable[[], None]]] | None = None
     """How to take commits back; None: this story has no crash of the server."""
     _us: int = 0
@@ -144,6 +146,7 @@ class Queue:
         """The server ends: open transactions are gone, and with them the last commits."""
         for transaction in list(self.transactions):
             self.rollback(transaction)
+        self.fates.clear()
         for row in self.rows.values():
             row.lock = None
         if self.journal is None:
@@ -271,9 +274,11 @@ class Queue:
             transaction.open = False
             transaction.row.lock = None
             self.transactions.remove(transaction)
+            self.fates[transaction.xid] = False
 
     def commit(self, transaction: Transaction, settlement: Settlement, read_ct: int | None) -> None:
         self.rollback(transaction)
+        self.fates[transaction.xid] = True
         self._written(transaction.row)
         transaction.row.read_ct = transaction.read_ct
         transaction.row.last_read_us = self.clock_us()

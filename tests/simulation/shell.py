@@ -294,10 +294,15 @@ class Shell:
         queue, name, claim_id = self.world.queues[command.queue], command.queue, command.claim_id
         self._begin("reckon", claim_id)
         failed = e.Reckoned(name, claim_id, ReckonOutcome.FAILED, "failed")
+
+        def known(outcome: ReckonOutcome) -> bool | None:
+            asked = command.tx is not None and outcome in (ReckonOutcome.GONE, ReckonOutcome.MOVED)
+            return queue.fates.get(command.tx.xid or 0) if asked and command.tx is not None else None
+
         self._ask(
             "reckon",
             lambda: queue.reckon(command.reckoning),
-            lambda outcome: self._end("reckon", claim_id, e.Reckoned(name, claim_id, outcome)),
+            lambda outcome: self._end("reckon", claim_id, e.Reckoned(name, claim_id, outcome, None, known(outcome))),
             lambda _error: self._end("reckon", claim_id, failed),
         )
 

@@ -14,6 +14,7 @@ from shared.pgmq.records import (
     ReckonOutcome,
     RenewOutcome,
     RenewResult,
+    SettleFailure,
     SettleItem,
     SettleOutcome,
     SettleResult,
@@ -231,12 +232,14 @@ class Stage:
         """The handler is through."""
         return self.tell(e.MessageFinished(dispatch.child, dispatch.claim_id, outcome))
 
-    def settle(self, outcome: SettleOutcome = SettleOutcome.DONE) -> Stage:
+    def settle(
+        self, outcome: SettleOutcome = SettleOutcome.DONE, failure: SettleFailure = SettleFailure.REFUSED
+    ) -> Stage:
         """The database answers all that was given to the settler."""
         given, self._settlements = self._settlements, []
         error = "no" if outcome is SettleOutcome.FAILED else None
         return self.tell(
-            *[e.Settled(name, (SettleResult(item.claim_id, outcome, error),)) for name, item in given],
+            *[e.Settled(name, (SettleResult(item.claim_id, outcome, error, failure),)) for name, item in given],
         )
 
     def renew(self, outcome: RenewOutcome = RenewOutcome.DONE) -> Stage:
@@ -267,6 +270,6 @@ class Stage:
         error = None if sqlstate is None else ErrorInfo("DatabaseError", sqlstate, "")
         return self.tell(e.TransactionEnded(grant.child, grant.claim_id, error, sqlstate, in_doubt, claimed=True))
 
-    def reckon(self, claim_id: ClaimId, outcome: ReckonOutcome) -> Stage:
-        """The database says what became of an attempt."""
-        return self.tell(e.Reckoned(Q, claim_id, outcome))
+    def reckon(self, claim_id: ClaimId, outcome: ReckonOutcome, *, committed: bool | None = None) -> Stage:
+        """The database says what became of an attempt; `committed` where its server still knows the transaction."""
+        return self.tell(e.Reckoned(Q, claim_id, outcome, None, committed))

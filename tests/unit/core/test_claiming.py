@@ -134,6 +134,16 @@ def test_a_body_that_cannot_be_fetched_is_given_back_for_a_while() -> None:
     assert stage.settlements()[0].settlement == Release(RELEASED.format(1), 1000)
 
 
+def test_a_body_that_can_never_be_read_is_dead_lettered() -> None:
+    """No handler will ever see it."""
+    stage = Stage().start()
+    fetch = stage.give(row(1, body=None, body_loaded=False)).only(c.FetchBody)
+    stage.tell(e.BodyFetchFailed(Q, fetch.claim_id, "invalid memory alloc request size", permanent=True))
+    settlement = stage.settlements()[0].settlement
+    assert isinstance(settlement, DeadLetter)
+    assert '"reason":"invalid_message"' in settlement.envelope
+
+
 def test_a_body_that_hangs_is_given_back_before_its_lease_is_over() -> None:
     """Then its late answer says nothing."""
     stage = Stage(queue(visibility_timeout_s=2.0)).start()

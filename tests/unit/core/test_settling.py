@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.pgmq.records import DeadLetter, Release, SettleOutcome, SettleResult
+from shared.pgmq.records import DeadLetter, Release, SettleFailure, SettleOutcome, SettleResult
 from supervisor.core import commands as c
 from supervisor.core import events as e
 from supervisor.core import happenings as h
@@ -42,6 +42,15 @@ def test_a_settlement_that_fails_to_the_end_is_left_to_its_lease() -> None:
     assert [happening.wanted for happening in lapsed] == ["success"]
     assert stage.look().settling == 0
     assert not stage.told(h.MessageSucceeded)
+
+
+def test_a_settlement_that_is_impossible_is_not_repeated() -> None:
+    """The same again would fail the same: its lease brings the message back."""
+    stage = Stage().start()
+    stage.finish(stage.run(row(1)), REJECT)
+    stage.settle(SettleOutcome.FAILED, SettleFailure.IMPOSSIBLE)
+    assert [happening.wanted for happening in stage.told(h.SettlementLapsed)] == ["dead_letter"]
+    assert stage.look().settling == 0
 
 
 def test_a_refund_outlives_its_lease() -> None:

@@ -300,6 +300,15 @@ def test_a_row_that_is_gone_names_a_commit(dies: bool) -> None:
     assert len(stage.told(h.MessageSucceeded)) == 1
 
 
+@pytest.mark.parametrize(("outcome", "committed"), [("gone", False), ("moved", True)])
+def test_the_server_knows_better_than_the_look_of_the_row(outcome: str, committed: bool) -> None:
+    """While it has not restarted: our own commit, or somebody else's."""
+    stage, grant = in_doubt()
+    stage.reckon(grant.claim_id, ReckonOutcome(outcome), committed=committed)
+    assert bool(stage.told(h.MessageSucceeded)) is committed
+    assert stage.look().owed == 0
+
+
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_row_that_is_free_names_a_rollback(dies: bool) -> None:
     """It is charged now."""
