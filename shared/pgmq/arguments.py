@@ -22,6 +22,7 @@ __all__ = [
     "checked_filter",
     "checked_id",
     "checked_ids",
+    "checked_interval",
     "checked_quantity",
     "checked_queue",
     "checked_visibility_s",
@@ -104,3 +105,12 @@ def checked_ids(values: Iterable[int]) -> list[int]:
 def checked_filter(where: Filter | None) -> str:
     """Write a filter as JSON text; none is PGMQ's empty object. Raises `ValidationError`."""
     return encode_headers(where) or "{}"
+
+
+def checked_interval(value: object, what: str) -> str:
+    """Check an interval of partitions: a positive number of messages, or text that PostgreSQL will judge."""
+    if isinstance(value, bool) or not isinstance(value, int | str) or not str(value).strip():
+        raise ValidationError(f"{what} is neither a number of messages nor a time such as '1 day'")
+    if isinstance(value, int) and value < 1:
+        raise ValidationError(f"{what} {value} is not positive")
+    return str(value)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.pgmq.operations import Request, Rows
+from shared.pgmq.answers import Rows
+from shared.pgmq.operations import Request
 from shared.pgmq.sqlstate import Moment
 from shared.pgmq.statements import client
 

@@ -5,13 +5,14 @@ Both faces of the client take their methods from here: `blocking` and `aio` carr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
+from shared.durations import parse_delay_ms
 from shared.errors import ProtocolError, ValidationError
+from shared.pgmq import answers
+from shared.pgmq.answers import Rows
 from shared.pgmq.arguments import (
     MAX_BATCH,
     Delay,
@@ -21,6 +22,7 @@ from shared.pgmq.arguments import (
     checked_filter,
     checked_id,
     checked_ids,
+    checked_interval,
     checked_quantity,
     checked_queue,
     checked_visibility_s,
@@ -30,13 +32,11 @@ from shared.pgmq.messages import Message, QueueInfo, QueueMetrics
 from shared.pgmq.sqlstate import Moment
 from shared.pgmq.statements import client, queues
 
-__all__ = ["Request", "Rows"]
+__all__ = ["Request"]
 
 T = TypeVar("T")
-Rows: TypeAlias = Sequence[tuple[Any, ...]]
 Headers: TypeAlias = Mapping[str, object] | RawJson
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PARTITION_INTERVAL: Final = 10_000
 _RETENTION_INTERVAL: Final = 100_000
 
@@ -68,12 +68,12 @@ class Request(Generic[T]):
 
 def create(queue: str) -> Request[None]:
     """Make a durable queue; nothing happens where it stands."""
-    return Request("create", queues.CREATE, {"queue": checked_queue(queue)}, _nothing)
+    return Request("create", queues.CREATE, {"queue": checked_queue(queue)}, answers.nothing)
 
 
 def create_unlogged(queue: str) -> Request[None]:
     """Make an unlogged queue: faster, and empty after a crash of the server."""
-    return Request("create_unlogged", queues.CREATE_UNLOGGED, {"queue": checked_queue(queue)}, _nothing)
+    return Request("create_unlogged", queues.CREATE_UNLOGGED, {"queue": checked_queue(queue)}, answers.nothing)
 
 
 def create_partitioned(
@@ -89,42 +89,46 @@ def create_partitioned(
     """
     parameters: dict[str, object] = {
         "queue": checked_queue(queue),
-        "partition_interval": _interval(partition_interval, "partition_interval"),
-        "retention_interval": _interval(retention_interval, "retention_interval"),
+        "partition_interval": checked_interval(partition_interval, "partition_interval"),
+        "retention_interval": checked_interval(retention_interval, "retention_interval"),
     }
     if premake is None:
-        return Request("create_partitioned", client.CREATE_PARTITIONED, parameters, _nothing)
+        return Request("create_partitioned", client.CREATE_PARTITIONED, parameters, answers.nothing)
     parameters["premake"] = checked_quantity(premake, "premake")
-    return Request("create_partitioned", client.CREATE_PARTITIONED_PREMAKE, parameters, _nothing)
+    return Request("create_partitioned", client.CREATE_PARTITIONED_PREMAKE, parameters, answers.nothing)
 
 
 def drop(queue: str, *, lock_timeout: Duration = "5s") -> Request[bool]:
     """Drop a queue and its archive; False where there is none. `OperationTimeout` while others hold it locked."""
-    parameters = {"queue": checked_queue(queue), "lock_timeout_ms": str(max(1, checked_delay(lock_timeout).delay_ms))}
-    return Request("drop", client.DROP, parameters, _first)
+    parameters = {"queue": checked_queue(queue), "lock_timeout_ms": str(max(1, parse_delay_ms(lock_timeout)))}
+    return Request("drop", client.DROP, parameters, answers.first)
 
 
 def list_queues() -> Request[list[QueueInfo]]:
     """List every queue of the database."""
-    return Request("list_queues", client.LIST_QUEUES, None, _queues, Moment.READ)
+    return Request("list_queues", client.LIST_QUEUES, None, answers.infos, Moment.READ)
 
 
 def metrics(queue: str) -> Request[QueueMetrics]:
     """Count the messages of a queue. Reads its whole table: sample slowly."""
     return Request(
-        "metrics", client.METRICS, {"queue": checked_queue(queue)}, lambda rows: _metrics(rows)[0], Moment.READ
+        "metrics",
+        client.METRICS,
+        {"queue": checked_queue(queue)},
+        lambda rows: answers.measurements(rows)[0],
+        Moment.READ,
     )
 
 
 def metrics_all() -> Request[list[QueueMetrics]]:
     """Count the messages of every queue."""
-    return Request("metrics_all", client.METRICS_ALL, None, _metrics, Moment.READ)
+    return Request("metrics_all", client.METRICS_ALL, None, answers.measurements, Moment.READ)
 
 
 def purge_step(queue: str, *, batch: int = 1000) -> Request[int]:
     """Delete up to `batch` messages that are not in flight; the answer tells how many went."""
     parameters = {"limit": checked_quantity(batch, "batch")}
-    return Request("purge", queues.purge_batch(checked_queue(queue)), parameters, _first)
+    return Request("purge", queues.purge_batch(checked_queue(queue)), parameters, answers.first)
 
 
 # --- sending ----------------------------------------------------------------------------------------------------------
@@ -139,7 +143,7 @@ def send(queue: str, body: object, *, headers: Headers | None = None, delay: Del
         "headers": encode_headers(headers),
         **checked.parameters,
     }
-    return Request("send", queues.SEND if checked.at is None else client.SEND_AT, parameters, _first)
+    return Request("send", queues.SEND if checked.at is None else client.SEND_AT, parameters, answers.first)
 
 
 def send_batch(
@@ -164,7 +168,9 @@ def send_batch(
         "headers": None if headers is None else [encode_headers(one) for one in headers],
         **checked.parameters,
     }
-    return Request("send_batch", queues.SEND_BATCH if checked.at is None else client.SEND_BATCH_AT, parameters, _firsts)
+    return Request(
+        "send_batch", queues.SEND_BATCH if checked.at is None else client.SEND_BATCH_AT, parameters, answers.firsts
+    )
 
 
 # --- taking -----------------------------------------------------------------------------------------------------------
@@ -183,13 +189,13 @@ def read(
         "quantity": checked_quantity(quantity),
         "where": checked_filter(where),
     }
-    return Request("read", client.READ, parameters, _messages)
+    return Request("read", client.READ, parameters, answers.messages)
 
 
 def pop(queue: str, *, quantity: int = 1) -> Request[list[Message]]:
     """Take and delete up to `quantity` visible messages: they are gone even if nobody gets to see this answer."""
     parameters = {"queue": checked_queue(queue), "quantity": checked_quantity(quantity)}
-    return Request("pop", client.POP, parameters, _messages)
+    return Request("pop", client.POP, parameters, answers.messages)
 
 
 def set_vt(queue: str, msg_id: int, delay: Delay) -> Request[Message | None]:
@@ -197,7 +203,7 @@ def set_vt(queue: str, msg_id: int, delay: Delay) -> Request[Message | None]:
     checked = checked_delay(delay)
     parameters = {"queue": checked_queue(queue), "msg_id": checked_id(msg_id), **checked.parameters}
     statement = client.SET_VT if checked.at is None else client.SET_VT_AT
-    return Request("set_vt", statement, parameters, lambda rows: next(iter(_messages(rows)), None))
+    return Request("set_vt", statement, parameters, lambda rows: next(iter(answers.messages(rows)), None))
 
 
 def set_vt_batch(queue: str, msg_ids: Iterable[int], delay: Delay) -> Request[list[Message]]:
@@ -205,7 +211,7 @@ def set_vt_batch(queue: str, msg_ids: Iterable[int], delay: Delay) -> Request[li
     checked = checked_delay(delay)
     parameters = {"queue": checked_queue(queue), "msg_ids": checked_ids(msg_ids), **checked.parameters}
     statement = client.SET_VT_BATCH if checked.at is None else client.SET_VT_BATCH_AT
-    return Request("set_vt_batch", statement, parameters, _messages)
+    return Request("set_vt_batch", statement, parameters, answers.messages)
 
 
 # --- settling ---------------------------------------------------------------------------------------------------------
@@ -213,81 +219,25 @@ def set_vt_batch(queue: str, msg_ids: Iterable[int], delay: Delay) -> Request[li
 
 def archive(queue: str, msg_id: int) -> Request[bool]:
     """Move a message to the archive; False where it is gone. Does not ask who holds it."""
-    return Request("archive", client.ARCHIVE, {"queue": checked_queue(queue), "msg_id": checked_id(msg_id)}, _first)
+    return Request(
+        "archive", client.ARCHIVE, {"queue": checked_queue(queue), "msg_id": checked_id(msg_id)}, answers.first
+    )
 
 
 def archive_batch(queue: str, msg_ids: Iterable[int]) -> Request[list[int]]:
     """Move messages to the archive; gives the ids of those that were there."""
     parameters = {"queue": checked_queue(queue), "msg_ids": checked_ids(msg_ids)}
-    return Request("archive_batch", client.ARCHIVE_BATCH, parameters, _firsts)
+    return Request("archive_batch", client.ARCHIVE_BATCH, parameters, answers.firsts)
 
 
 def delete(queue: str, msg_id: int) -> Request[bool]:
     """Delete a message; False where it is gone. Does not ask who holds it."""
-    return Request("delete", client.DELETE, {"queue": checked_queue(queue), "msg_id": checked_id(msg_id)}, _first)
+    return Request(
+        "delete", client.DELETE, {"queue": checked_queue(queue), "msg_id": checked_id(msg_id)}, answers.first
+    )
 
 
 def delete_batch(queue: str, msg_ids: Iterable[int]) -> Request[list[int]]:
     """Delete messages; gives the ids of those that were there."""
     parameters = {"queue": checked_queue(queue), "msg_ids": checked_ids(msg_ids)}
-    return Request("delete_batch", client.DELETE_BATCH, parameters, _firsts)
-
-
-# --- reading answers --------------------------------------------------------------------------------------------------
-
-
-def _interval(value: object, what: str) -> str:
-    """Check an interval of partitions: a positive number of messages, or text that PostgreSQL will judge."""
-    if isinstance(value, bool) or not isinstance(value, int | str) or not str(value).strip():
-        raise ValidationError(f"{what} is neither a number of messages nor a time such as '1 day'")
-    if isinstance(value, int) and value < 1:
-        raise ValidationError(f"{what} {value} is not positive")
-    return str(value)
-
-
-def _nothing(_: Rows) -> None:
-    return None
-
-
-def _first(rows: Rows) -> Any:
-    return rows[0][0]
-
-
-def _firsts(rows: Rows) -> list[Any]:
-    return [row[0] for row in rows]
-
-
-def _time(seconds: float) -> datetime:
-    """Turn seconds since the epoch into a datetime; what lies beyond the years 1 to 9999 becomes the nearest end."""
-    try:
-        return _EPOCH + timedelta(microseconds=round(seconds * 1_000_000))
-    except OverflowError:
-        return datetime.max.replace(tzinfo=UTC) if seconds > 0 else datetime.min.replace(tzinfo=UTC)
-
-
-def _messages(rows: Rows) -> list[Message]:
-    return [
-        Message(msg_id, read_ct, _time(enqueued), None if read is None else _time(read), _time(vt), raw, raw_headers)
-        for msg_id, read_ct, enqueued, read, vt, raw, raw_headers in rows
-    ]
-
-
-def _queues(rows: Rows) -> list[QueueInfo]:
-    return [QueueInfo(name, partitioned, unlogged, _time(created)) for name, partitioned, unlogged, created in rows]
-
-
-def _metrics(rows: Rows) -> list[QueueMetrics]:
-    return [_one_metrics(json.loads(row[0])) for row in rows]
-
-
-def _one_metrics(fields: Mapping[str, Any]) -> QueueMetrics:
-    return QueueMetrics(
-        queue=fields["queue_name"],
-        length=fields["queue_length"],
-        visible_length=fields["queue_visible_length"],
-        total_messages=fields["total_messages"],
-        newest_age_s=fields["newest_msg_age_sec"],
-        oldest_age_s=fields["oldest_msg_age_sec"],
-        scraped_at=datetime.fromisoformat(fields["scrape_time"]),
-        default_partition_length=fields.get("default_partition_length"),
-    )
+    return Request("delete_batch", client.DELETE_BATCH, parameters, answers.firsts)
