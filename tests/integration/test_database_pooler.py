@@ -22,17 +22,15 @@ from supervisor.core import commands as c
 from supervisor.core import events as e
 from supervisor.core.types import ClaimId
 from supervisor.telemetry.facts import NotifySetupFailed
-from tests.support.pooler import needs_pooler, pooler
+from tests.support.pooler import transaction_pooler
 from tests.support.rows import DEAD, QUEUE, Rows, accounts
 from tests.support.shell import DELETE, NAME, running
-
-pytestmark = needs_pooler
 
 
 @pytest.fixture
 def pooled(database: str) -> Iterator[str]:
     """Give the DSN of the same database through a pooler with two sessions."""
-    with pooler(database) as dsn:
+    with transaction_pooler(database) as dsn:
         yield dsn
 
 

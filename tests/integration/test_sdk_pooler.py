@@ -10,15 +10,13 @@ import pytest
 
 from shared.errors import OperationTimeout
 from tests.support.clients import FACES, open_client
-from tests.support.pooler import needs_pooler, pooler
-
-pytestmark = needs_pooler
+from tests.support.pooler import transaction_pooler
 
 
 @pytest.fixture(params=FACES)
 async def client(request: pytest.FixtureRequest, database: str) -> AsyncIterator[Any]:
     """Give a client with more connections than the pooler has sessions."""
-    with pooler(database) as dsn:
+    with transaction_pooler(database) as dsn:
         async with open_client(request.param, dsn, pool_size=6) as made:
             yield made
 

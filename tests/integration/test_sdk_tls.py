@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,11 +21,18 @@ from supervisor.embedded.account import account_for
 from tests.support.binaries import binaries_in, chosen_binaries
 from tests.support.clients import FACES, open_client
 from tests.support.folders import reachable_folder
-from tests.support.pooler import free_port
 
 OPENSSL = shutil.which("openssl")
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="not run: openssl, which makes certificates, is not installed")
 PASSWORD = "only in this test"  # noqa: S105 - of a server that lives for a moment
+
+
+def free_port() -> int:
+    """Find a port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @dataclass(frozen=True, slots=True)

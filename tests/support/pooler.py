@@ -1,4 +1,4 @@
-"""PgBouncer in transaction mode before any database, where it is installed."""
+"""PgBouncer in transaction mode in front of a test's database. Where it is not installed, the test is not run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from typing import Final
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -17,60 +17,66 @@ from supervisor.embedded.account import account_for
 from tests.support.folders import reachable_folder
 from tests.support.waiting import eventually
 
-__all__ = ["free_port", "needs_pooler", "pooler"]
 
-_PGBOUNCER: Final = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
+@contextlib.contextmanager
+def transaction_pooler(dsn: str, *, server_sessions: int = 2) -> Iterator[str]:
+    """Start a pooler with so many sessions to the server; give the DSN of the same database behind it."""
+    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+    if program is None:
+        pytest.skip("not run: pgbouncer is not installed")
+    target = conninfo.conninfo_to_dict(dsn)
+    user, dbname = str(target["user"]), str(target["dbname"])
+    with reachable_folder("pooler") as folder:
+        _configure(folder, dsn, user, dbname, port := _free_port(), server_sessions)
+        account = account_for(None)
+        options: dict[str, object] = {}
+        if account.switch:
+            shutil.chown(folder, account.uid, account.gid)
+            options = {"user": account.uid, "group": account.gid, "extra_groups": []}
+        command = [program, str(folder / "pgbouncer.ini")]
+        with subprocess.Popen(  # type: ignore[call-overload] # options are keywords of Popen
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder, **options
+        ) as process:
+            try:
+                behind = conninfo.make_conninfo(user=user, dbname=dbname, host="127.0.0.1", port=port)
+                eventually(lambda: _answers(behind), what="the pooler")
+                yield behind
+            finally:
+                process.kill()
 
-needs_pooler = pytest.mark.skipif(_PGBOUNCER is None, reason="not run: pgbouncer is not installed")
+
+def _configure(folder: Path, dsn: str, user: str, dbname: str, port: int, server_sessions: int) -> None:
+    (folder / "users.txt").write_text(f'"{user}" ""\n')
+    (folder / "pgbouncer.ini").write_text(
+        f"""
+[databases]
+{dbname} = {dsn}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+auth_file = {folder}/users.txt
+pool_mode = transaction
+default_pool_size = {server_sessions}
+ignore_startup_parameters = extra_float_digits
+logfile = {folder}/pgbouncer.log
+"""
+    )
+    for file in folder.iterdir():
+        file.chmod(0o644)
 
 
-def free_port() -> int:
-    """Find a port of 127.0.0.1 that nobody listens on."""
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-@contextlib.contextmanager
-def pooler(dsn: str) -> Iterator[str]:
-    """Run a pooler with two sessions; give the DSN of the same database through it."""
-    with psycopg.connect(dsn) as connection:
-        info = connection.info
-        server = f"host={info.host} port={info.port} user={info.user}"
-        name, user = info.dbname, info.user
-    port = free_port()
-    account = account_for(None)
-    with reachable_folder("pooler") as folder:
-        settings = folder / "pgbouncer.ini"
-        users = folder / "users.txt"
-        users.write_text(f'"{user}" ""\n')
-        settings.write_text(
-            f"[databases]\n{name} = {server} dbname={name}\n"
-            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = any\nauth_file = {users}\n"
-            "pool_mode = transaction\ndefault_pool_size = 2\nunix_socket_dir =\n"
-        )
-        for path in (folder, settings, users):
-            path.chmod(0o755)
-        process = subprocess.Popen(
-            [str(_PGBOUNCER), str(settings)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            user=account.uid if account.switch else None,
-            group=account.gid if account.switch else None,
-            extra_groups=[] if account.switch else None,
-        )
-        try:
-            through = conninfo.make_conninfo(host="127.0.0.1", port=port, user=user, dbname=name)
-            eventually(lambda: _answers(through), what="the pooler")
-            yield through
-        finally:
-            process.kill()
-            process.wait()
-
-
 def _answers(dsn: str) -> bool:
-    with contextlib.suppress(psycopg.OperationalError), psycopg.connect(dsn, connect_timeout=2):
-        return True
-    return False
+    try:
+        with psycopg.connect(dsn, connect_timeout=2, autocommit=True, prepare_threshold=None) as connection:
+            return connection.execute("select 1").fetchone() == (1,)
+    except psycopg.OperationalError:
+        return False
