@@ -102,6 +102,7 @@ class _Service:
                 log_format=config.log.format,
                 log_level=config.log.level,
                 metrics_base=_runtime_folder(),
+                user_sink=config.events.sink,
                 app_dir=str(config.app_dir),
             ),
         )
@@ -223,6 +224,7 @@ class _Service:
         )
         await web.start()
         stack.push_async_callback(web.close)
+        print(f"http: listening on http://{config.http.host}:{web.port}", flush=True)  # port 0: this is how it is found
         telemetry.note("http", f"listening on http://{config.http.host}:{web.port}", port=web.port)
 
     # --- start ------------------------------------------------------------------------------------------------------

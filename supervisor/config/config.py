@@ -11,6 +11,7 @@ from types import MappingProxyType
 from supervisor.config.models import (
     ControlSection,
     DatabaseSection,
+    EventsSection,
     HttpSection,
     LogSection,
     QueueSection,
@@ -34,6 +35,7 @@ class Config:
     http: HttpSection | None = None  # None: off
     log: LogSection = field(default_factory=LogSection)
     control: ControlSection = field(default_factory=ControlSection)
+    events: EventsSection = field(default_factory=EventsSection)
     queues: Mapping[str, QueueSection] = field(default_factory=lambda: MappingProxyType({}))
 
     @property

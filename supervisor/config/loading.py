@@ -21,6 +21,7 @@ from supervisor.config.models import (
     SECTIONS,
     ControlSection,
     DatabaseSection,
+    EventsSection,
     HttpSection,
     LogSection,
     QueueSection,
@@ -156,6 +157,7 @@ class _Checker:
             http=self._section("http", HttpSection) if tree.get(("http",)) is not None else None,
             log=self._section("log", LogSection),
             control=control,
+            events=self._section("events", EventsSection),
             queues=MappingProxyType(queues),
         )
 

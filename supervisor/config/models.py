@@ -32,6 +32,7 @@ __all__ = [
     "SECTIONS",
     "ControlSection",
     "DatabaseSection",
+    "EventsSection",
     "HttpSection",
     "LogFormat",
     "LogLevel",
@@ -122,6 +123,12 @@ class ControlSection(Section):
     socket: NonEmpty | None = None
 
 
+class EventsSection(Section):
+    """Where events go besides log and metrics; sink None: nowhere."""
+
+    sink: HandlerPath | None = None
+
+
 class RetrySection(Section):
     """Delay before attempt n+1: base x factor^(n-1), at most max. Seconds."""
 
@@ -195,4 +202,5 @@ SECTIONS: dict[str, type[Section]] = {
     "http": HttpSection,
     "log": LogSection,
     "control": ControlSection,
+    "events": EventsSection,
 }
