@@ -9,7 +9,8 @@ import psycopg
 
 from shared.errors import ConfigurationError, DatabaseError, UnsupportedError
 from supervisor.config import Config
-from supervisor.database.database import DEDICATED_SESSIONS, auto_pool_size
+from supervisor.core.types import Mode
+from supervisor.database.database import sessions_of_parent
 
 __all__ = ["ServerFacts", "look_at_server", "refuse_unusable", "sessions_needed"]
 
@@ -72,8 +73,9 @@ def look_at_server(connection: psycopg.Connection[Any]) -> ServerFacts:
 
 def sessions_needed(config: Config) -> int:
     """How many database sessions one supervisor of this configuration may hold at once."""
-    pool = config.database.pool_size or auto_pool_size()
-    return pool + DEDICATED_SESSIONS + config.sessions_of_children()
+    regular = sum(queue.mode is Mode.REGULAR for queue in config.queues.values())
+    parent = sessions_of_parent(config.database.pool_size, regular_queues=regular)
+    return parent + config.sessions_of_children()
 
 
 def refuse_unusable(config: Config, facts: ServerFacts) -> None:

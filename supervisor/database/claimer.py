@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from shared import syncpoints
@@ -13,7 +13,7 @@ from supervisor.core.commands import Claim, FetchBody
 from supervisor.core.events import BodyFetched, BodyFetchFailed, Claimed, ClaimFailed, Event
 from supervisor.core.types import QueueName
 from supervisor.database.connections import Connection
-from supervisor.database.failures import is_of_the_message, translate
+from supervisor.database.failures import is_of_the_message, is_permanent, translate
 from supervisor.database.line import Line
 from supervisor.database.sessions import Pool
 
@@ -42,19 +42,26 @@ class Claimer:
     """Answers every `Claim` with exactly one `Claimed` or `ClaimFailed`."""
 
     def __init__(
-        self, pool: Pool, queues: tuple[QueueName, ...], post: Callable[[Event], None], clock: Callable[[], float]
+        self,
+        pool: Pool,
+        patience_s: Mapping[QueueName, float],
+        post: Callable[[Event], None],
+        clock: Callable[[], float],
     ) -> None:
+        """`patience_s`: of each queue, how long a claim may take; what comes later has lost its lease on the way."""
         self._pool = pool
+        self._patience_s = patience_s
         self._post = post
         self._clock = clock
-        self._lines = {queue: Line(f"claim {queue}", self._work, self._failed) for queue in queues}
+        self._lines = {queue: Line(f"claim {queue}", self._work, self._failed) for queue in patience_s}
 
     def claim(self, command: Claim) -> None:
         """Start a claim."""
         self._lines[command.queue].put(command)
 
     async def _work(self, command: Claim) -> None:
-        self._post(await self._pool.run("claim", lambda connection: self._take(connection, command)))
+        timeout_s = self._patience_s[command.queue]
+        self._post(await self._pool.run("claim", lambda connection: self._take(connection, command), timeout_s))
 
     def _failed(self, command: Claim, error: Exception) -> None:
         self._post(ClaimFailed(command.queue, str(translate(error, "claim"))))
@@ -148,7 +155,7 @@ class BodyFetcher:
 
     def _failed(self, command: FetchBody, error: Exception) -> None:
         failure: SupervisorError = translate(error, "fetch body")
-        self._post(BodyFetchFailed(command.queue, command.claim_id, str(failure)))
+        self._post(BodyFetchFailed(command.queue, command.claim_id, str(failure), is_permanent(failure)))
 
     async def close(self) -> None:
         """Stop."""

@@ -39,6 +39,7 @@ class ConnectionOptions:
     connect_timeout_s: float = 10.0
     statement_timeout_s: float = 30.0
     acquire_timeout_s: float = 30.0
+    lock_timeout_s: float | None = None
     application_name: str = "pgmq-supervisor"
 
 
@@ -130,6 +131,8 @@ def _parameters(given: dict[str, Any], options: ConnectionOptions, role: str, *,
             # Compiling a claim costs more than running it, and bad estimates of a busy table ask for it.
             " -c jit=off"
         )
+        if options.lock_timeout_s is not None:
+            ours += f" -c lock_timeout={round(options.lock_timeout_s * 1000)}"
         parameters["options"] = f"{ours} {given.get('options') or os.environ.get('PGOPTIONS', '')}".strip()
     return parameters
 

@@ -3,7 +3,7 @@
 claims ───▶ Claimer ──┐                        ┌── Listener ──▶ LISTEN on a connection of its own
 bodies ───▶ Fetcher ──┼──▶ Pool of sessions ◀──┤── Keeper       trigger and throttle row
 verdicts ─▶ Settler ──┘                        └── Pauses       our own table
-renewals ─▶ Renewer ─────▶ a session of its own
+renewals ─▶ Renewer ─────▶ sessions of its own
 reckoning ▶ Reckoner ────▶ a session of its own, older than the children's
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shared.clock import boottime
@@ -22,29 +22,28 @@ from shared.pgmq.statements import server
 from supervisor.core.commands import Claim, FetchBody, Reckon, Renew, Settle, TerminateBackend
 from supervisor.core.events import Event
 from supervisor.core.settings import QueueSettings
-from supervisor.core.types import QueueName
+from supervisor.core.types import Mode, QueueName
 from supervisor.database.claimer import BodyFetcher, Claimer
 from supervisor.database.connections import Connection, ConnectionOptions, Connections, Detached
 from supervisor.database.keeper import Keeper
 from supervisor.database.listener import Listener
 from supervisor.database.pauses import Pauses
 from supervisor.database.reckoner import Reckoner
-from supervisor.database.renewer import Renewer
-from supervisor.database.sessions import Pool, Session
+from supervisor.database.renewer import RENEW_SESSIONS, Renewer
+from supervisor.database.sessions import SLACK_S, Pool, Session
 from supervisor.database.settler import Settler
 from supervisor.telemetry.facts import Fact, Noted
 
-__all__ = ["DEDICATED_SESSIONS", "Database", "QueueCounts", "auto_pool_size"]
-
-DEDICATED_SESSIONS: Final = 3
-"""Listener, renewer, reckoner: beside the pool."""
+__all__ = ["Database", "QueueCounts", "sessions_of_parent"]
 
 _AUTO_POOL_SIZE: Final = 4
+_LOCK_TIMEOUT_S: Final = 5.0  # a locked table holds a session of the pool up no longer; rows are never waited for
+_LEAST_PATIENCE_S: Final = 2.0
 
 
-def auto_pool_size() -> int:
-    """Give the number of pooled sessions for `pool_size = "auto"`."""
-    return _AUTO_POOL_SIZE
+def sessions_of_parent(pool_size: int | None, *, regular_queues: int) -> int:
+    """Give the most sessions that the parent has open at once: pool, listener, reckoner, renewals, a redrive."""
+    return (pool_size or _AUTO_POOL_SIZE) + 3 + min(regular_queues, RENEW_SESSIONS)
 
 
 def _tell_nobody(_: Fact) -> None:
@@ -91,14 +90,18 @@ class Database:
             acquire_timeout_s=acquire_timeout_s,
             statement_timeout_s=statement_timeout_s,
         )
-        self._connections = Connections(dsn, self._options)
+        self._connections = Connections(
+            dsn, replace(self._options, lock_timeout_s=min(_LOCK_TIMEOUT_S, statement_timeout_s))
+        )
         self._listen_connections = Connections(listen_dsn or dsn, self._options)
         self._queues = tuple(QueueName(queue.name) for queue in queues)
+        self._leases_s = {QueueName(queue.name): queue.visibility_timeout_s for queue in queues}
+        self._has_transactional = any(queue.mode is Mode.TRANSACTIONAL for queue in queues)
         self._notified = tuple(QueueName(queue.name) for queue in queues if queue.notify)
         self._post_event = post
         self._tell = tell
         self._clock = clock
-        self._pool_size = pool_size or auto_pool_size()
+        self._pool_size = pool_size or _AUTO_POOL_SIZE
         self._heartbeat_s = heartbeat_s
         self._probe_s = probe_s
         self._keep_interval_s = keep_interval_s
@@ -106,6 +109,7 @@ class Database:
         self._closed = False
         self._drain_s = 0.0
         self._stack = contextlib.AsyncExitStack()
+        self._writable = asyncio.Event()
         self.standby = False
 
     def _post(self, event: Event) -> None:
@@ -137,12 +141,20 @@ class Database:
 
         self._reckoner = Reckoner(session("reckon"), self._post, self._tell)
         self._stack.push_async_callback(self._reckoner.close)
-        await self._reckoner.open()
-        self._renewer = Renewer(session("renew"), self._post, self._clock)
+        if self._has_transactional:
+            await self._reckoner.open()
+        renewals = Pool(
+            self._connections, min(len(self._queues), RENEW_SESSIONS) or 1, detached, self._tell, role="renew"
+        )
+        self._renewer = Renewer(renewals, self._queues, self._post, self._clock)
         self._stack.push_async_callback(self._renewer.close)
         self._bodies = BodyFetcher(self._pool, self._post)
         self._stack.push_async_callback(self._bodies.close)
-        self._claimer = Claimer(self._pool, self._queues, self._post, self._clock)
+        most_s = self._options.statement_timeout_s + SLACK_S
+        # A claim that takes longer than its lease is none; a settlement that hangs must be repeated inside the lease.
+        claims_s = {queue: min(most_s, max(_LEAST_PATIENCE_S, lease_s)) for queue, lease_s in self._leases_s.items()}
+        settles_s = {queue: min(most_s, max(1.0, lease_s / 3)) for queue, lease_s in self._leases_s.items()}
+        self._claimer = Claimer(self._pool, claims_s, self._post, self._clock)
         self._stack.push_async_callback(self._claimer.close)
         self._pauses = Pauses(
             self._pool, self._queues, post=self._post, tell=self._tell, interval_s=self._pause_interval_s
@@ -150,7 +162,9 @@ class Database:
         self._stack.push_async_callback(self._pauses.close)
         await self._pauses.start()
         if self._notified:
-            keeper = Keeper(self._pool, self._notified, self._tell, interval_s=self._keep_interval_s)
+            keeper = Keeper(
+                self._pool, self._notified, self._tell, writable=self._writable, interval_s=self._keep_interval_s
+            )
             self._stack.push_async_callback(keeper.close)
             listener = Listener(
                 self._listen_connections,
@@ -160,11 +174,12 @@ class Database:
                 post=self._post,
                 tell=self._tell,
                 on_up=keeper.check_soon,
+                writable=self._writable,
                 heartbeat_s=self._heartbeat_s,
                 probe_s=self._probe_s,
             )
             self._stack.push_async_callback(listener.close)
-        self._settler = Settler(self._pool, self._queues, self._post)
+        self._settler = Settler(self._pool, settles_s, self._post)
         self._stack.push_async_callback(self._close_settler)  # first to close, while all else still works
 
     async def _close_settler(self) -> None:
@@ -184,6 +199,8 @@ class Database:
             )
         if self.standby:
             self._tell(Noted("database", "warning", "this server is a hot standby: nothing is claimed until promotion"))
+        else:
+            self._writable.set()
 
     async def close(self, drain_s: float = 5.0) -> None:
         """Carry out the settlements that were given, at most for `drain_s`; then close everything. Safe to repeat."""
@@ -255,4 +272,6 @@ class Database:
                 self.standby = await self._pool.run("ping", ask, timeout_s)
         except (SupervisorError, TimeoutError):
             return False
+        if not self.standby:
+            self._writable.set()
         return not self.standby

@@ -7,8 +7,9 @@ from typing import Final
 import psycopg
 
 from shared.errors import ConnectionLost, DatabaseError, OperationTimeout, SupervisorError
+from shared.pgmq.records import SettleFailure
 
-__all__ = ["is_of_the_message", "is_transient", "translate"]
+__all__ = ["is_of_the_message", "is_of_the_server", "is_permanent", "is_transient", "settle_failure", "translate"]
 
 # The session is of no use any more, or its server cannot write (a failover left us on the old primary).
 _LOST_STATES: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25006", "57P04"})
@@ -16,6 +17,11 @@ _LOST_CLASSES: Final = frozenset({"08"})
 _TRANSIENT: Final = frozenset({"40001", "40P01"})
 # What one message can provoke: bad data, a program limit, memory, an internal limit of the server.
 _OF_THE_MESSAGE: Final = frozenset({"22", "54", "53", "XX"})
+# The same again tomorrow: data that cannot be, a limit of the program, what cannot be read any more. A full disk (53)
+# passes.
+_PERMANENT: Final = frozenset({"22", "54", "XX"})
+# Nothing to do with one message: no transaction to write in, no right, no table, no room, somebody's lock, the disk.
+_OF_THE_SERVER: Final = frozenset({"25", "28", "3D", "3F", "42", "53", "55", "57", "58"})
 
 
 def translate(error: BaseException, operation: str) -> SupervisorError:
@@ -46,6 +52,27 @@ def is_transient(error: SupervisorError) -> bool:
 def is_of_the_message(error: SupervisorError) -> bool:
     """Tell whether a single message may be what the server stumbled over."""
     return (error.sqlstate or "")[:2] in _OF_THE_MESSAGE
+
+
+def is_permanent(error: SupervisorError) -> bool:
+    """Tell whether a statement about one message will fail for ever."""
+    return not _is_of_the_connection(error) and (error.sqlstate or "")[:2] in _PERMANENT
+
+
+def is_of_the_server(error: SupervisorError) -> bool:
+    """Tell whether every other message would most likely fail of the same."""
+    return (error.sqlstate or "")[:2] in _OF_THE_SERVER
+
+
+def settle_failure(error: SupervisorError, *, alone: bool) -> SettleFailure:
+    """Say what a failed settlement means for its messages; `alone`: there was one."""
+    if _is_of_the_connection(error):
+        return SettleFailure.AWAY
+    return SettleFailure.IMPOSSIBLE if alone and is_permanent(error) else SettleFailure.REFUSED
+
+
+def _is_of_the_connection(error: SupervisorError) -> bool:
+    return isinstance(error, ConnectionLost | OperationTimeout)
 
 
 def _first_line(error: BaseException) -> str:

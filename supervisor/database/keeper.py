@@ -28,12 +28,22 @@ _ABSENT_AGAIN_S: Final = 1.0
 
 
 class Keeper:
-    """Checks every queue when asked and each `interval_s`; failures are told, and the queue is polled meanwhile."""
+    """Checks every queue when asked and each `interval_s`; failures are told, and the queue is polled meanwhile.
+
+    Nothing is looked at before `writable`: on a hot standby nothing can be repaired, or even seen.
+    """
 
     def __init__(
-        self, pool: Pool, queues: tuple[QueueName, ...], tell: Callable[[Fact], None], *, interval_s: float = 30.0
+        self,
+        pool: Pool,
+        queues: tuple[QueueName, ...],
+        tell: Callable[[Fact], None],
+        *,
+        writable: asyncio.Event,
+        interval_s: float = 30.0,
     ) -> None:
         self._pool = pool
+        self._writable = writable
         self._queues = queues
         self._tell = tell
         self._interval_s = interval_s
@@ -47,6 +57,7 @@ class Keeper:
         self._wake.set()
 
     async def _run(self) -> None:
+        await self._writable.wait()
         while True:
             # Jitter: many supervisors look after the same queues.
             wait_s = self._interval_s * random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, protects nothing

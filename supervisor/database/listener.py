@@ -33,7 +33,8 @@ _POOLED_AGAIN_S: Final = 60.0
 class Listener:
     """Posts `Notified`, `ListenerUp` and `ListenerDown`. Two heartbeats without an answer end a session.
 
-    `heartbeat_s` is both the silence before a heartbeat and the time that its answer may take.
+    `heartbeat_s` is both the silence before a heartbeat and the time that its answer may take. Nothing is tried before
+    `writable`: a hot standby lets nobody listen.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Listener:
         post: Callable[[Event], None],
         tell: Callable[[Fact], None],
         on_up: Callable[[], None],
+        writable: asyncio.Event,
         heartbeat_s: float = 5.0,
         probe_s: float = 5.0,
     ) -> None:
@@ -58,6 +60,7 @@ class Listener:
         self._post = post
         self._tell = tell
         self._on_up = on_up
+        self._writable = writable
         self._heartbeat_s = heartbeat_s
         self._probe_s = probe_s
         self._backoff = Backoff(base_s=0.2, limit_s=5.0)
@@ -69,6 +72,7 @@ class Listener:
         self._task = asyncio.create_task(self._run(), name="listener")
 
     async def _run(self) -> None:
+        await self._writable.wait()
         while True:
             wait_s = None
             try:

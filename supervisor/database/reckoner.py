@@ -77,10 +77,11 @@ class Reckoner:
             repeated = True
         syncpoints.hit("parent.reckon.after", ids)
         outcome = _judge(wanted, row, repeated=repeated)
-        note = None
-        if command.tx is not None and outcome in {ReckonOutcome.GONE, ReckonOutcome.MOVED}:
-            note = f"transaction {await self._status(command.tx)}"
-        return Reckoned(queue, command.claim_id, outcome, note)
+        if command.tx is None or outcome not in {ReckonOutcome.GONE, ReckonOutcome.MOVED}:
+            return Reckoned(queue, command.claim_id, outcome)
+        status = await self._status(command.tx)
+        committed = {"committed": True, "aborted": False}.get(status)
+        return Reckoned(queue, command.claim_id, outcome, f"transaction {status}", committed)
 
     async def _say(self, connection: Connection, queue: str, wanted: Reckoning) -> tuple[Any, ...]:
         parameters: dict[str, Any] = {"msg_id": wanted.msg_id, "before": wanted.read_ct_before}

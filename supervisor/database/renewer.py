@@ -1,8 +1,13 @@
-"""The renewer: keeps leases alive, on a connection that nothing else uses, so that nothing else can delay it."""
+"""The renewer: keeps leases alive, on connections that nothing else uses, so that nothing else can delay it.
+
+One connection is enough, and is all that is opened, unless a queue's renewal hangs (its table is locked): then the
+other queues take the next one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from shared import syncpoints
@@ -11,13 +16,17 @@ from shared.pgmq.records import RenewOutcome, RenewResult
 from shared.pgmq.statements import settling
 from supervisor.core.commands import Renew
 from supervisor.core.events import Event, Renewed, RenewFailed
+from supervisor.core.types import QueueName
 from supervisor.database.arrays import fences
 from supervisor.database.connections import Connection
 from supervisor.database.failures import translate
 from supervisor.database.line import Line
-from supervisor.database.sessions import Session
+from supervisor.database.sessions import Pool
 
-__all__ = ["Renewer"]
+__all__ = ["RENEW_SESSIONS", "Renewer"]
+
+RENEW_SESSIONS: Final = 3
+"""At most so many at once, of one supervisor, for queues whose renewals overlap."""
 
 # A part of the time left: the server gives up first, so that the connection lives on.
 _SERVER_SHARE: Final = 0.8
@@ -27,22 +36,27 @@ _SET_TIMEOUT: Final = b"select set_config('statement_timeout', %(timeout_ms)s::t
 class Renewer:
     """Answers every `Renew` with one `Renewed` or `RenewFailed` within its timeout, counted from the command."""
 
-    def __init__(self, session: Session, post: Callable[[Event], None], clock: Callable[[], float]) -> None:
-        self._session = session
+    def __init__(
+        self, pool: Pool, queues: Sequence[QueueName], post: Callable[[Event], None], clock: Callable[[], float]
+    ) -> None:
+        """`pool` is the renewer's own, and is closed with it."""
+        self._pool = pool
         self._post = post
         self._clock = clock
-        self._line = Line("renew", self._work, self._failed)
+        self._lines = {queue: Line(f"renew {queue}", self._work, self._failed) for queue in queues}
 
     def renew(self, command: Renew) -> None:
         """Start a renewal."""
-        self._line.put((command, self._clock()))
+        self._lines[command.queue].put((command, self._clock()))
 
     async def _work(self, item: tuple[Renew, float]) -> None:
         command, received_at = item
         left_s = command.timeout_s - (self._clock() - received_at)
         if left_s <= 0:
             raise OperationTimeout("other renewals took all of the time", operation="renew")
-        self._post(await self._session.run("renew", lambda c: self._renew(c, command, left_s), left_s))
+        async with asyncio.timeout(left_s):  # waiting for a session, and connecting, count too
+            renewed = await self._pool.run("renew", lambda c: self._renew(c, command, left_s), left_s)
+        self._post(renewed)
 
     def _failed(self, item: tuple[Renew, float], error: Exception) -> None:
         self._post(RenewFailed(item[0].queue, str(translate(error, "renew"))))
@@ -68,8 +82,9 @@ class Renewer:
 
     async def close(self) -> None:
         """Stop; a renewal under way is given up."""
-        await self._line.close()
-        self._session.drop()
+        for line in self._lines.values():
+            await line.close()
+        self._pool.close()
 
 
 def _result(claim_id: int, lease_s: float | None) -> RenewResult:

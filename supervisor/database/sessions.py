@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import select
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+
+import psycopg
 
 from shared.errors import ConnectionLost, OperationTimeout
 from supervisor.database.connections import Connection, Connections, Detached, Late
 from supervisor.database.failures import translate
 from supervisor.telemetry.facts import DatabaseReconnected, Fact
 
-__all__ = ["Pool", "Session", "Work"]
+__all__ = ["SLACK_S", "Pool", "Session", "Work"]
 
 Result = TypeVar("Result")
 Work = Callable[[Connection], Coroutine[Any, Any, Result]]
 
 # Above the server's own statement_timeout: normally the server answers first, and the connection lives on.
-_SLACK_S = 5.0
+SLACK_S: Final = 5.0
+_FAREWELLS: Final = 4  # pieces of it: a notice, a changed parameter, the last words, the end
 
 
 class Session:
@@ -38,7 +42,7 @@ class Session:
         Raises a `SupervisorError`. After `ConnectionLost` and `OperationTimeout` the next call may connect anew.
         """
         if timeout_s is None:
-            timeout_s = self._connections.options.statement_timeout_s + _SLACK_S
+            timeout_s = self._connections.options.statement_timeout_s + SLACK_S
         connection = await self._usable(timeout_s)
         try:
             return await self._detached.within(connection, work(connection), timeout_s)
@@ -58,8 +62,10 @@ class Session:
 
     async def _usable(self, timeout_s: float) -> Connection:
         connection = self._connection
-        if connection is not None and not connection.closed:
-            return connection
+        if connection is not None:
+            if not connection.closed and not _has_ended(connection):
+                return connection
+            self.drop()
         try:
             async with asyncio.timeout(timeout_s):
                 connection = await self._connections.connect(self._role)
@@ -76,6 +82,24 @@ class Session:
         if self._connection is not None:
             self._detached.discard(self._connection)
             self._connection = None
+
+
+def _has_ended(connection: Connection) -> bool:
+    """Look at an idle connection before it is used: what was ended meanwhile is replaced, and no statement is lost.
+
+    Nothing is sent. What can be read on an idle connection is the server's farewell, or its end.
+    """
+    pgconn = connection.pgconn
+    try:
+        waiting = select.poll()
+        waiting.register(pgconn.socket, select.POLLIN)
+        for _ in range(_FAREWELLS):
+            if not waiting.poll(0):
+                break
+            pgconn.consume_input()
+    except (psycopg.Error, OSError):
+        return True
+    return bool(pgconn.status == psycopg.pq.ConnStatus.BAD)
 
 
 class Pool:

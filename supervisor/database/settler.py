@@ -1,19 +1,30 @@
 """The settler: carries verdicts out, batched naturally — what came in while the last statement ran goes in the next.
 
 A batch is of one kind, in one transaction: acknowledgements share none with dead letters, whose queue may be gone. A
-batch that fails is halved until the guilty message stands alone. After a lost connection it is said again, which is
-safe: the fence guards it and the values are absolute; a row that is gone then was settled before, or is lost.
+batch that fails is halved until the guilty message stands alone; where the server itself is at fault (a missing table,
+a full disk) its first and its last message are tried alone before that. After a lost connection it is said again,
+which is safe: the fence guards it and the values are absolute; a row that is gone then was settled before, or is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, assert_never
 
 from shared import syncpoints
 from shared.errors import ConnectionLost, OperationTimeout, SupervisorError
-from shared.pgmq.records import Ack, AckMode, DeadLetter, Release, Retry, SettleItem, SettleOutcome, SettleResult
+from shared.pgmq.records import (
+    Ack,
+    AckMode,
+    DeadLetter,
+    Release,
+    Retry,
+    SettleItem,
+    SettleOutcome,
+    SettleResult,
+)
 from shared.pgmq.statements import settling
 from supervisor.core.commands import Settle
 from supervisor.core.events import Event, Settled
@@ -21,7 +32,7 @@ from supervisor.core.types import QueueName
 from supervisor.database.arrays import fences, integers
 from supervisor.database.backoff import Backoff
 from supervisor.database.connections import Connection
-from supervisor.database.failures import is_transient, translate
+from supervisor.database.failures import is_of_the_server, is_transient, settle_failure, translate
 from supervisor.database.sessions import Pool
 
 __all__ = ["Settler"]
@@ -49,17 +60,21 @@ class _Batch(NamedTuple):
             parameters["accounts"] = [settlement.accounts for settlement in settlements]
         return parameters
 
-    def halves(self) -> tuple[_Batch, _Batch]:
-        """Split in the middle."""
-        middle = len(self.items) // 2
-        return self._replace(items=self.items[:middle]), self._replace(items=self.items[middle:])
+    def parts(self, *ends: int) -> list[_Batch]:
+        """Split behind each of these places."""
+        bounds = [0, *ends, len(self.items)]
+        return [self._replace(items=self.items[start:end]) for start, end in itertools.pairwise(bounds)]
 
 
 class Settler:
-    """Answers every item of a `Settle` with one `SettleResult`."""
+    """Answers every item of a `Settle` with one `SettleResult`.
 
-    def __init__(self, pool: Pool, queues: tuple[QueueName, ...], post: Callable[[Event], None]) -> None:
-        self._lanes = {queue: _Lane(pool, queue, post) for queue in queues}
+    `patience_s`: of each queue, how long one try may take. An answer that does not come must leave time, inside the
+    lease, for another try.
+    """
+
+    def __init__(self, pool: Pool, patience_s: Mapping[QueueName, float], post: Callable[[Event], None]) -> None:
+        self._lanes = {queue: _Lane(pool, queue, timeout_s, post) for queue, timeout_s in patience_s.items()}
 
     def settle(self, command: Settle) -> None:
         """Start settlements."""
@@ -73,9 +88,10 @@ class Settler:
 class _Lane:
     """The settlements of one queue, one statement at a time."""
 
-    def __init__(self, pool: Pool, queue: QueueName, post: Callable[[Event], None]) -> None:
+    def __init__(self, pool: Pool, queue: QueueName, timeout_s: float, post: Callable[[Event], None]) -> None:
         self._pool = pool
         self._queue = queue
+        self._timeout_s = timeout_s
         self._post = post
         self._pending: list[SettleItem] = []
         self._wake = asyncio.Event()
@@ -104,25 +120,36 @@ class _Lane:
         try:
             results = await self._carry_out(batch)
         except Exception as error:  # noqa: BLE001 - the boundary of this task: an answer is owed for every item
-            results = _failures(batch, str(translate(error, "settle")))
+            results = _failures(batch, translate(error, "settle"))
         self._post(Settled(self._queue, tuple(results)))
 
     async def _carry_out(self, batch: _Batch) -> list[SettleResult]:
-        """Say it, again after a lost connection, in halves after an error; what does not work fails alone."""
+        """Say it, again after a lost connection, in parts after an error; what does not work fails alone."""
         backoff = Backoff(base_s=0.1, limit_s=2.0)
         for tries_left in reversed(range(_TRIES)):
             try:
-                return await self._pool.run("settle", lambda connection: self._say(connection, batch))
+                return await self._pool.run("settle", lambda c: self._say(c, batch), self._timeout_s)
             except SupervisorError as error:
                 again = isinstance(error, ConnectionLost) or is_transient(error)
                 late = isinstance(error, OperationTimeout)  # a smaller batch would be late as well
                 if not again and not late and len(batch.items) > 1:
-                    first, second = batch.halves()
-                    return await self._carry_out(first) + await self._carry_out(second)
+                    return await self._carry_out_in_parts(batch, error)
                 if not again or not tries_left or self._closing:
-                    return _failures(batch, str(error))
+                    return _failures(batch, error)
             await asyncio.sleep(backoff.next_s())
         raise AssertionError("the last try returns")
+
+    async def _carry_out_in_parts(self, batch: _Batch, error: SupervisorError) -> list[SettleResult]:
+        count = len(batch.items)
+        if not is_of_the_server(error) or count <= 2:
+            first, second = batch.parts(count // 2)
+            return await self._carry_out(first) + await self._carry_out(second)
+        # Thousands of statements must not tell a full disk what two can tell.
+        first, middle, last = batch.parts(1, count - 1)
+        ends = await self._carry_out(first), await self._carry_out(last)
+        if all(result.outcome is SettleOutcome.FAILED for (result,) in ends):
+            return ends[0] + _failures(middle, error) + ends[1]
+        return ends[0] + await self._carry_out(middle) + ends[1]
 
     async def _say(self, connection: Connection, batch: _Batch) -> list[SettleResult]:
         items = batch.items
@@ -162,8 +189,9 @@ class _Lane:
         await asyncio.wait({self._task})
 
 
-def _failures(batch: _Batch, error: str) -> list[SettleResult]:
-    return [SettleResult(item.claim_id, SettleOutcome.FAILED, error) for item in batch.items]
+def _failures(batch: _Batch, error: SupervisorError) -> list[SettleResult]:
+    failure = settle_failure(error, alone=len(batch.items) == 1)
+    return [SettleResult(item.claim_id, SettleOutcome.FAILED, str(error), failure) for item in batch.items]
 
 
 def _batches(queue: str, items: list[SettleItem]) -> Iterator[_Batch]:

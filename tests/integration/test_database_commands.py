@@ -27,11 +27,12 @@ from shared.pgmq.statements import transactions
 from supervisor.core import commands as c
 from supervisor.core import events as e
 from supervisor.core.settings import QueueSettings
-from supervisor.core.types import ClaimId, TxIdentity
+from supervisor.core.types import ClaimId, Mode, TxIdentity
 from supervisor.database import Database
 from supervisor.telemetry.facts import DatabaseReconnected
 from tests.support.rows import DEAD, QUEUE, Rows, accounts
 from tests.support.shell import DELETE, NAME, running
+from tests.support.waiting import eventually
 
 DONE, GONE, FAILED = SettleOutcome.DONE, SettleOutcome.GONE, SettleOutcome.FAILED
 ENVELOPE = json.dumps({"version": 1, "reason": "failed", "source": {"queue": QUEUE, "msg_id": 1}})
@@ -238,14 +239,18 @@ async def test_a_claim_that_hangs_is_answered(rows: Rows, database: str) -> None
         assert len(await shell.rows()) == 1
 
 
-async def test_a_claim_on_a_dead_session_fails_and_the_next_one_works(rows: Rows, database: str) -> None:
-    """No retries here: backing off is the core's."""
+async def test_a_session_that_ended_while_nobody_used_it_is_replaced_before_its_next_use(
+    rows: Rows, database: str
+) -> None:
+    """Seen before anything is sent: no claim fails of it."""
     rows.send(1)
     async with running(database, pool_size=1) as shell:
+        assert (await shell.claim(0)).rows == ()
         _kill_sessions(rows, "work")
-        shell.database.claim(c.Claim(NAME, 1, 30, 1000))
-        await shell.events.next(e.ClaimFailed)
+        await asyncio.to_thread(eventually, lambda: _kill_sessions(rows, "work") == 0)
         assert len(await shell.rows()) == 1
+        assert (await shell.facts.next(DatabaseReconnected)).role == "work"
+        assert not any(isinstance(event, e.ClaimFailed) for event in shell.events.all)
 
 
 async def test_a_missing_queue_fails_each_command_and_nothing_else(database: str) -> None:
@@ -299,7 +304,7 @@ async def test_reckoning_says_what_became_of_an_attempt(rows: Rows, database: st
 async def test_reckoning_names_a_commit_in_doubt(rows: Rows, database: str) -> None:
     """The row decides; the transaction's status is its name."""
     msg_id = rows.send(1)
-    async with running(database) as shell:
+    async with running(database, mode=Mode.TRANSACTIONAL) as shell:
         with psycopg.connect(database) as child:
             claimed = child.execute(transactions.claim_one(QUEUE)).fetchone()
             assert claimed is not None
@@ -309,8 +314,10 @@ async def test_reckoning_names_a_commit_in_doubt(rows: Rows, database: str) -> N
             child.commit()
         answer = await _reckon(shell, msg_id, 0, tx)
         assert (answer.outcome, answer.error) == (ReckonOutcome.GONE, "transaction committed")
+        assert answer.committed is True
         unknown = TxIdentity(xid=2**60, backend_pid=1, backend_start_us=claimed[7])
-        assert (await _reckon(shell, msg_id, 0, unknown)).error == "transaction unknown"
+        answer = await _reckon(shell, msg_id, 0, unknown)
+        assert (answer.error, answer.committed) == ("transaction unknown", None)
 
 
 async def test_the_session_of_a_killed_child_is_ended(rows: Rows, database: str) -> None:

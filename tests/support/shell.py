@@ -12,7 +12,7 @@ from shared.pgmq.records import Ack, AckMode, ClaimedRow, Fence, SettleItem, Set
 from supervisor.core import commands as c
 from supervisor.core import events as e
 from supervisor.core.settings import QueueSettings
-from supervisor.core.types import ClaimId, QueueName
+from supervisor.core.types import ClaimId, Mode, QueueName
 from supervisor.database import Database
 from supervisor.telemetry.facts import Fact
 from tests.support.rows import QUEUE
@@ -84,7 +84,9 @@ class Shell:
 
 
 @asynccontextmanager
-async def running(dsn: str, *queues: str, notify: bool = False, **options: Any) -> AsyncIterator[Shell]:
+async def running(
+    dsn: str, *queues: str, notify: bool = False, mode: Mode = Mode.REGULAR, **options: Any
+) -> AsyncIterator[Shell]:
     """Start a database side for these queues, and close it."""
     events, facts = Heard(), Heard()
 
@@ -92,7 +94,7 @@ async def running(dsn: str, *queues: str, notify: bool = False, **options: Any) 
         facts.add(fact)
 
     settings = [
-        QueueSettings(name=name, handler="module:function", dead_letter_queue=f"{name}_dlq", notify=notify)
+        QueueSettings(name=name, handler="module:function", dead_letter_queue=f"{name}_dlq", notify=notify, mode=mode)
         for name in queues or (QUEUE,)
     ]
     database = Database(dsn, options.pop("listen_dsn", None), settings, post=events.add, tell=tell, **options)
