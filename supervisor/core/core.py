@@ -182,6 +182,7 @@ class Core:
             machine = self._queues.get(name)
             if machine is not None:
                 machine.listener_up = True
+                machine.claim_not_before = 0.0  # the database is back: no backoff any more
                 machine.notified(now)
 
     def _listener_down(self, _event: e.ListenerDown, _now: float) -> None:

@@ -52,6 +52,7 @@ class Delivery:
     decided_at: float = 0.0
     settle_tries: int = 0
     settle_at: float | None = None  # when to try again; None: the settler has it
+    unheard: bool = False  # the last try did not reach the database, or its answer did not reach us
     lingers: bool = False  # a refund that outlives its lease: fence only
     # what happened while it ran
     stop_reason: StopReason | None = None

@@ -33,6 +33,7 @@ class QueueMachine(ABC):
         self.paused = False
         self.claims_attempted_at: float | None = None
         self.database_error: str | None = None
+        self.unheard: str | None = None  # why the last renewal or settlement did not reach the database
         self.listener_up = False
         self._claim_failures = 0
         self.claim_not_before = 0.0
@@ -132,6 +133,13 @@ class QueueMachine(ABC):
         delay = min(timing.claim_backoff_max_s, timing.claim_backoff_base_s * 2.0 ** min(self._claim_failures - 1, 16))
         self.claim_not_before = now + delay * (0.5 + self.ctx.uniform() / 2)
         self.wakeups.hungry = True
+
+    def heard_of_database(self, error: str | None, now: float) -> None:
+        """What else than a read says of the database: None, it answers, so that a read need not wait any longer."""
+        self.unheard = error
+        if error is None and self.claim_not_before > now:
+            self.claim_not_before = 0.0
+            self.sooner(now)
 
     def read_succeeded(self) -> None:
         if self.database_error is not None:
@@ -242,7 +250,7 @@ class QueueMachine(ABC):
             owed=owed,
             held_bytes=sum(d.body_bytes for d in deliveries if d.body is not None),
             claims_attempted_at=self.claims_attempted_at,
-            database_error=self.database_error,
+            database_error=self.database_error or self.unheard,
             listener_up=self.listener_up,
             lease_margin_s=min((d.lease_deadline - now for d in deliveries if d.lease_deadline), default=None),
             overdue_renewals=int(more.get("overdue") or 0),

@@ -42,7 +42,7 @@ class RegularQueue(QueueMachine):
         super().__init__(ctx, settings)
         self.pacing = Pacing(self.timing.hold_ahead_s, settings.max_in_flight, settings.concurrency)
         self.leases = Leases(ctx, self.name, settings.visibility_timeout_s, self._lost)
-        self.settling = Settling(ctx, self.name, self.wakeups)
+        self.settling = Settling(ctx, self.name, self.wakeups, self.judge.refund)
         self.waiting: deque[Delivery] = deque()
         self.loading: dict[ClaimId, Child] = {}
         self.claiming = False
@@ -75,8 +75,10 @@ class RegularQueue(QueueMachine):
         if budget <= 0:
             self.sooner(now + _BUDGET_AGAIN_S)  # another queue holds it, and will not tell us
             return
-        self.claiming = True
         self.claims_attempted_at = now
+        if self.settling.owes_refunds:
+            return  # they are the attempt: what an outage cost nobody is given back before we claim it again
+        self.claiming = True
         limit = min(room, self.settings.claim_batch_size)
         self.ctx.do(c.Claim(self.name, limit, self.settings.visibility_timeout_s, budget))
 
@@ -259,6 +261,7 @@ class RegularQueue(QueueMachine):
 
     def settled(self, results: tuple[SettleResult, ...], now: float) -> None:
         self.settling.settled(results, now)
+        self.heard_of_database(self.settling.unheard, now)
         if self.settling.waiting:
             self.sooner(self.settling.tick(now))
         if self.wakeups.timer_at < self.next_at:
@@ -268,10 +271,12 @@ class RegularQueue(QueueMachine):
     # --- leases -----------------------------------------------------------------------------------------------------
 
     def renewed(self, results: tuple[RenewResult, ...], asked_at: float, now: float) -> None:
+        self.heard_of_database(None, now)
         self.leases.renewed(self.pool.children.values(), results, asked_at, now)
         self.next_at = now
 
     def renew_failed(self, error: str, now: float) -> None:
+        self.heard_of_database(error, now)
         self.leases.failed(self.pool.children.values(), error, now)
         self.next_at = now
 
@@ -367,7 +372,11 @@ class RegularQueue(QueueMachine):
 
     def _wait_again(self, delivery: Delivery) -> None:
         delivery.move(DeliveryState.WAITING)
-        self.waiting.appendleft(delivery)
+        place = 0  # by age: the first one that waits is the first whose time is up
+        while place < len(self.waiting) and self.waiting[place].claimed_at < delivery.claimed_at:
+            place += 1
+        self.waiting.insert(place, delivery)
+        self.sooner(self._waiting_limit(delivery))
         if delivery.body_loaded:
             self.ctx.held_bytes += delivery.body_bytes
 

@@ -1,15 +1,18 @@
 """Carrying verdicts out: every verdict is given to the settler once at a time, and again until its lease is over.
 
 A settlement may be repeated after a failure, since it is guarded by the fence and writes absolute values (design 3).
-A refund outlives its lease: it needs the fence only, as nobody can have claimed the message since.
+A refund outlives its lease: it needs the fence only, as nobody can have claimed the message since. A success that an
+outage kept from the database until its lease was over becomes such a refund: it was no failed attempt.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from typing import Final
 
-from shared.pgmq.records import SettleFailure, SettleItem, SettleOutcome, SettleResult
+from shared.pgmq.records import DeadLetter, Release, Retry, SettleFailure, SettleItem, SettleOutcome, SettleResult
 from supervisor.core import commands as c
 from supervisor.core import happenings as h
 from supervisor.core.context import Context
@@ -19,15 +22,23 @@ from supervisor.core.types import ClaimId, DeadLetterReason, QueueName
 from supervisor.core.wakeups import Wakeups
 
 _REFUND_OUTLIVES_LEASE_S: Final = 600.0
+_UNMOVABLE_MS: Final = 600_000
 
 
 class Settling:
-    def __init__(self, ctx: Context, queue: QueueName, wakeups: Wakeups) -> None:
+    """`refund(delivery, reason)` gives the verdict that gives a message back uncharged."""
+
+    def __init__(
+        self, ctx: Context, queue: QueueName, wakeups: Wakeups, refund: Callable[[Delivery, str], Verdict]
+    ) -> None:
         self._ctx = ctx
         self._queue = queue
         self._wakeups = wakeups
+        self._refund = refund
+        self.unheard: str | None = None  # why the last settlement did not reach the database, if it did not
         self._open: dict[ClaimId, Delivery] = {}
         self._again: dict[ClaimId, Delivery] = {}  # failed, waiting for `settle_at`
+        self._refunds: dict[ClaimId, Delivery] = {}  # those of `_open` that are given back
 
     def __len__(self) -> int:
         return len(self._open)
@@ -36,6 +47,14 @@ class Settling:
     def waiting(self) -> bool:
         """Whether something failed and waits to be tried again."""
         return bool(self._again)
+
+    @property
+    def owes_refunds(self) -> bool:
+        """Whether an outage keeps a refund from the database: a claim of ours would make an attempt of it."""
+        return any(
+            d.unheard or (not d.settle_tries and d.verdict is not None and d.verdict.reason == "lease_lost")
+            for d in self._refunds.values()
+        )
 
     def decide(self, delivery: Delivery, verdict: Verdict, now: float) -> None:
         """A verdict stands. From here on the claim is not renewed."""
@@ -50,6 +69,8 @@ class Settling:
         delivery.move(DeliveryState.SETTLING)
         self._open[delivery.id] = delivery
         self._ctx.do(c.Settle(self._queue, (SettleItem(delivery.id, delivery.fence, verdict.settlement),)))
+        if verdict.kind == "release":
+            self._refunds[delivery.id] = delivery
 
     def settled(self, results: tuple[SettleResult, ...], now: float) -> None:
         for result in results:
@@ -59,7 +80,9 @@ class Settling:
             if result.outcome is SettleOutcome.FAILED:
                 self._failed(delivery, now, result)
                 continue
+            self.unheard = None
             del self._open[delivery.id]
+            self._refunds.pop(delivery.id, None)
             delivery.move(DeliveryState.ENDED)
             if result.outcome is SettleOutcome.DONE:
                 self._done(delivery, now)
@@ -72,17 +95,55 @@ class Settling:
     def _failed(self, delivery: Delivery, now: float, result: SettleResult) -> None:
         error = result.error or "unknown error"
         self._ctx.tell(h.SettlementFailed(self._queue, delivery.msg_id, error))
+        delivery.unheard = result.failure is SettleFailure.AWAY
+        self.unheard = error if delivery.unheard else None
         if result.failure is SettleFailure.IMPOSSIBLE:
-            self._give_up(delivery, error)  # the same again would fail the same; its lease brings it back
+            self._settle_otherwise(delivery, now, error)
             return
         timing = self._ctx.settings.timing
         delivery.settle_tries += 1
         backoff = timing.settle_backoff_base_s * 2.0 ** min(delivery.settle_tries - 1, 16)
         delivery.settle_at = now + min(timing.settle_backoff_max_s, backoff) * (0.5 + self._ctx.uniform() / 2)
-        if delivery.settle_at >= self._limit(delivery):
-            self._give_up(delivery, error)
-        else:
+        if delivery.settle_at < self._limit(delivery):
             self._again[delivery.id] = delivery
+        elif delivery.unheard and delivery.verdict is not None and delivery.verdict.kind == "success":
+            self._lapsed(delivery, delivery.verdict, error)
+            self._decide_otherwise(delivery, self._refund(delivery, "lease_lost"), now)
+        else:
+            self._give_up(delivery, error)
+
+    def _settle_otherwise(self, delivery: Delivery, now: float, error: str) -> None:
+        """The same again would fail the same: settle this message as far as it can be.
+
+        Without its accounts it still counts by its deliveries, so that its attempts end. What cannot be moved stays in
+        its queue, since nothing else would keep it, and is looked at seldom.
+        """
+        verdict = delivery.verdict
+        match None if verdict is None else verdict.settlement:
+            case Retry(accounts=str()) | Release(accounts=str()) as settlement if verdict is not None:
+                other = replace(verdict, settlement=replace(settlement, accounts=None))
+            case DeadLetter() if verdict is not None:
+                self._lapsed(delivery, verdict, f"it cannot be moved and stays in its queue: {error}")
+                other = Verdict(Retry(_UNMOVABLE_MS, None), "retry", "unmovable", _UNMOVABLE_MS, error=verdict.error)
+            case _:
+                self._give_up(delivery, error)  # its lease brings it back
+                return
+        self._decide_otherwise(delivery, other, now)
+
+    def _decide_otherwise(self, delivery: Delivery, verdict: Verdict, now: float) -> None:
+        """Another verdict in place of one that could not be carried out."""
+        delivery.verdict = verdict
+        delivery.decided_at = now
+        delivery.settle_at = None
+        delivery.settle_tries = 0
+        delivery.unheard = False
+        if verdict.kind == "release":
+            self._refunds[delivery.id] = delivery
+        self._say(delivery, verdict)
+
+    def _say(self, delivery: Delivery, verdict: Verdict) -> None:
+        if verdict.settlement is not None:
+            self._ctx.do(c.Settle(self._queue, (SettleItem(delivery.id, delivery.fence, verdict.settlement),)))
 
     def _limit(self, delivery: Delivery) -> float:
         if delivery.verdict is not None and delivery.verdict.kind == "release":
@@ -92,6 +153,7 @@ class Settling:
     def _give_up(self, delivery: Delivery, why: str) -> None:
         self._open.pop(delivery.id, None)
         self._again.pop(delivery.id, None)
+        self._refunds.pop(delivery.id, None)
         delivery.move(DeliveryState.ENDED)
         if delivery.verdict is not None:
             self._lapsed(delivery, delivery.verdict, why)
@@ -109,9 +171,7 @@ class Settling:
             if delivery.settle_at is not None and now >= delivery.settle_at and delivery.verdict is not None:
                 del self._again[delivery.id]
                 delivery.settle_at = None
-                settlement = delivery.verdict.settlement
-                if settlement is not None:
-                    self._ctx.do(c.Settle(self._queue, (SettleItem(delivery.id, delivery.fence, settlement),)))
+                self._say(delivery, delivery.verdict)
             elif delivery.settle_at is not None:
                 deadline = min(deadline, delivery.settle_at)
         return deadline

@@ -53,16 +53,20 @@ SITES: Final[dict[str, float]] = {
 }
 
 _ARMED: Final = 0.3
+_FAVOURITES: Final = 3  # sites that are hit much more often in this story
 
 
 class Faults:
     def __init__(self, rng: Random) -> None:
         self._random = rng.random
         self._armed: dict[str, float] = {}
-        calm = rng.random() < 0.1
+        if rng.random() < 0.1:
+            return  # a calm story
         for site, probability in SITES.items():
-            if rng.random() < _ARMED and not calm:
+            if rng.random() < _ARMED:
                 self._armed[site] = probability
+        for site in rng.sample(tuple(SITES), _FAVOURITES):
+            self._armed[site] = min(0.9, 5 * SITES[site])
 
     def hit(self, site: str) -> bool:
         """Whether it happens here, this time."""

@@ -31,6 +31,7 @@ T = TypeVar("T")
 _MAX_STEPS_AT_ONCE = 25  # calls for a deadline that has come, at one moment
 _MAX_WAKES_PER_S = 150
 _MAX_COMMANDS = 600
+_STOOD_STILL_S = 2.0  # as the driver has it
 
 
 class Shell:
@@ -142,13 +143,15 @@ class Shell:
             return
         self.frozen = True
         self.frozen_s += duration_s
-        self.world.timeline.after(duration_s, self._thaw)
+        self.world.timeline.after(duration_s, self._thaw, duration_s)
 
-    def _thaw(self) -> None:
+    def _thaw(self, duration_s: float) -> None:
         self.frozen = False
         if not self.alive:
             return
         backlog, self._backlog = self._backlog, []
+        if duration_s > _STOOD_STILL_S:
+            self._step(e.StoodStill(duration_s))
         if self.world.rng.random() < 0.5:
             self._step(e.TimePassed())
         for event in backlog:

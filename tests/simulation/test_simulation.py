@@ -9,6 +9,7 @@ from tests.simulation.world import Result, tell_story
 
 SEEDS = range(1, 151)
 BLOCK = 15
+MOST = 1_500
 
 
 class Campaign:
@@ -49,11 +50,14 @@ def test_invariants_hold_whatever_happens(campaign: Campaign, first: int) -> Non
 
 def test_every_step_of_the_state_machines_is_taken(campaign: Campaign) -> None:
     """A step that no story takes is either impossible, and does not belong into the table, or is never tried."""
-    for seed in SEEDS:
+    missing = {("delivery", before, after) for before, steps in states.DELIVERY.items() for after in steps}
+    missing |= {("child", before, after) for before, steps in states.CHILD.items() for after in steps}
+    for seed in range(SEEDS.start, MOST):  # nearly always the first ones are enough
+        if not missing:
+            break
         campaign.tell(seed)
-    delivery = {("delivery", before, after) for before, steps in states.DELIVERY.items() for after in steps}
-    child = {("child", before, after) for before, steps in states.CHILD.items() for after in steps}
-    assert sorted((delivery | child) - campaign.steps) == []
+        missing -= campaign.steps
+    assert sorted(missing) == []
 
 
 @pytest.mark.parametrize("seed", [7, 50])

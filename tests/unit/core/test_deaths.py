@@ -12,7 +12,7 @@ from supervisor.core import commands as c
 from supervisor.core import events as e
 from supervisor.core import happenings as h
 from supervisor.core.types import SUCCESS, DeathCause
-from tests.unit.core.stage import Stage, accounts, facts, queue, row
+from tests.unit.core.stage import Q, Stage, accounts, facts, queue, row
 
 
 def charged(**numbers: int) -> str:
@@ -128,6 +128,19 @@ def test_a_death_before_the_start_sends_the_message_to_another_child() -> None:
     assert again.child != dispatch.child
     (ended,) = stage.told(h.ChildEnded)
     assert not ended.charged
+
+
+def test_the_oldest_of_those_that_wait_again_is_given_back_in_time() -> None:
+    """Whoever comes back last is not the first whose time is up."""
+    stage = Stage(queue(concurrency=2)).start()
+    first = stage.give(row(1)).only(c.Dispatch)
+    stage.wait(1.0)
+    second = stage.give(row(2)).only(c.Dispatch)
+    for dispatch in (first, second):
+        stage.tell(e.ChildDied(dispatch.child, facts(signal="SIGKILL")))
+    assert [delivery.msg_id for delivery in stage.core._queues[Q].waiting] == [1, 2]  # type: ignore[attr-defined]
+    stage.wait(4.0)
+    assert [item.fence.msg_id for item in stage.settlements()] == [1, 2]
 
 
 def test_deaths_before_the_start_are_refunded_only_so_often() -> None:
