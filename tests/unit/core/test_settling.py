@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.pgmq.records import DeadLetter, Release, SettleFailure, SettleOutcome, SettleResult
+from shared.pgmq.records import DeadLetter, Release, Retry, SettleFailure, SettleOutcome, SettleResult
 from supervisor.core import commands as c
 from supervisor.core import events as e
 from supervisor.core import happenings as h
@@ -44,13 +44,61 @@ def test_a_settlement_that_fails_to_the_end_is_left_to_its_lease() -> None:
     assert not stage.told(h.MessageSucceeded)
 
 
-def test_a_settlement_that_is_impossible_is_not_repeated() -> None:
-    """The same again would fail the same: its lease brings the message back."""
+def test_a_dead_letter_that_can_never_be_moved_stays_in_its_queue_for_a_long_while() -> None:
+    """Nothing else would keep it; loud, and looked at seldom, so that it is no hot loop."""
     stage = Stage().start()
     stage.finish(stage.run(row(1)), REJECT)
     stage.settle(SettleOutcome.FAILED, SettleFailure.IMPOSSIBLE)
     assert [happening.wanted for happening in stage.told(h.SettlementLapsed)] == ["dead_letter"]
-    assert stage.look().settling == 0
+    (item,) = stage.settlements()
+    assert item.settlement == Retry(600_000, None)
+    stage.settle(SettleOutcome.FAILED, SettleFailure.IMPOSSIBLE)
+    assert stage.look().settling == 0, "not for ever"
+
+
+def test_a_retry_whose_accounts_cannot_be_written_is_made_without_them() -> None:
+    """Its deaths are not kept, its deliveries still count: attempts end, and the backoff holds."""
+    stage = Stage().start()
+    dispatch = stage.run(row(1))
+    stage.die(dispatch.child, signal="SIGSEGV")
+    (item,) = stage.settlements()
+    assert isinstance(item.settlement, Retry)
+    assert item.settlement.accounts is not None
+    stage.settle(SettleOutcome.FAILED, SettleFailure.IMPOSSIBLE)
+    (again,) = stage.settlements()
+    assert again.settlement == Retry(item.settlement.delay_ms, None)
+    stage.settle()
+    assert [happening.reason for happening in stage.told(h.MessageRetried)] == ["signal"]
+
+
+def test_a_success_that_an_outage_kept_from_the_database_is_refunded_after_its_lease() -> None:
+    """No success is claimed, and no attempt is counted."""
+    stage = Stage().start()
+    stage.finish(stage.run(row(1)))
+    for _ in range(60):
+        if stage.settlements() and isinstance(stage.settlements()[0].settlement, Release):
+            break
+        if stage.settlements():
+            stage.settle(SettleOutcome.FAILED, SettleFailure.AWAY)
+        stage.wait(1.0)
+    stage.settle()
+    assert [happening.reason for happening in stage.told(h.MessageReleased)] == ["lease_lost"]
+
+
+def test_what_an_outage_cost_is_given_back_before_anything_is_claimed_again() -> None:
+    """A claim of our own would make an attempt of a refund that is still on its way."""
+    stage = Stage().start()
+    dispatch = stage.run(row(1))
+    stage.wait(29.5)
+    stage.die(dispatch.child, signal="SIGKILL").ready()
+    stage.settle(SettleOutcome.FAILED, SettleFailure.AWAY)
+    assert stage.look().database_error
+    stage.wait(20.0)
+    assert stage.claiming is None
+    stage.settle()
+    assert [happening.reason for happening in stage.told(h.MessageReleased)] == ["lease_lost"]
+    assert stage.claiming is not None
+    assert stage.look().database_error is None
 
 
 def test_a_refund_outlives_its_lease() -> None:
