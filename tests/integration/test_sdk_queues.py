@@ -118,7 +118,7 @@ async def test_a_delayed_message_is_not_visible_yet(client: Any, delay: Any) -> 
     sent = await client.send("orders", 1, delay=delay)
     (many,) = await client.send_batch("orders", [2], delay=delay)
     assert await client.read("orders") == []
-    expected = datetime.now(UTC) + timedelta(hours=1)
+    expected = delay if isinstance(delay, datetime) else datetime.now(UTC) + timedelta(hours=1)
     for msg_id in (sent, many):
         vt = (await client.set_vt("orders", msg_id, delay)).vt
         assert abs(vt - expected) < timedelta(minutes=5)
