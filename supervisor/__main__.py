@@ -1,16 +1,19 @@
 """Entry: `python -m supervisor` and the console script `pgmq-supervisor`.
 
-Two things happen here before anything else of ours is imported. The machine is looked at: where we cannot run, one line
-says so (hence no syntax newer than Python 3.6 in this file). And imports are settled: the working directory leaves
+Three things happen here before anything else of ours is imported. The machine is looked at: where we cannot run, one
+line says so (hence no syntax newer than Python 3.6 in this file). A supervisor that is told to stop while it still
+imports ends well, also as PID 1, for which the kernel drops signals that have no function. And imports are settled: the working directory leaves
 `sys.path`, and our package `shared` is loaded from beside this one, so that neither the application that stands in the
 working directory nor one on PYTHONPATH can put its own package of that name in between.
 """
 
 import os
+import signal
 import sys
 
 _PYTHON = (3, 11)
 _KERNEL = (5, 4)
+_OTHER_COMMANDS = ("demo", "check", "init", "send", "queues", "dlq", "status", "top", "pause", "resume", "cancel")
 
 
 def main() -> None:
@@ -19,6 +22,8 @@ def main() -> None:
     if unsuitable:
         sys.stderr.write(f"pgmq-supervisor: {unsuitable}\n")
         sys.exit(1)
+    if not any(argument in _OTHER_COMMANDS for argument in sys.argv[1:]):
+        end_well_on_early_signals()
     settle_imports()
     from supervisor.cli.app import run_command_line  # noqa: PLC0415 - imports had to be settled first
 
@@ -39,6 +44,25 @@ def _unsuitable(platform: str, version: "tuple[int, ...]") -> str:
     if tuple(numbers) < _KERNEL:
         return f"needs Linux 5.4 or newer (pidfds); this kernel is {release}"
     return ""
+
+
+def end_well_on_early_signals() -> None:
+    """Until `run` has functions of its own: TERM and INT end the process with 0, HUP and USR1 do nothing."""
+
+    def stop(_number: int, _frame: object) -> None:
+        os.write(2, b"stopped before anything was started\n")
+        os._exit(0)
+
+    def ignore(_number: int, _frame: object) -> None:
+        pass
+
+    for number, function in (
+        (signal.SIGTERM, stop),
+        (signal.SIGINT, stop),
+        (signal.SIGHUP, ignore),
+        (signal.SIGUSR1, ignore),
+    ):
+        signal.signal(number, function)
 
 
 def settle_imports() -> None:

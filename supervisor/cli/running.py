@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,7 +33,7 @@ def run_supervisor(overrides: Overrides) -> int:
     """Run until told to stop; gives the exit code. Raises our errors for what cannot start."""
     _refuse_nothing(overrides)
     try:
-        with _early_signals():
+        with _early_signals() as refuse_if_stopped:
             config = load(overrides, needs_queues=True)
             _refuse_handlers(config, try_handlers(config, timeout_s=_IMPORT_PATIENCE_S))
             with resolved(config) as found:
@@ -43,6 +43,7 @@ def run_supervisor(overrides: Overrides) -> int:
                 _announce(facts)
                 from supervisor.service import run_service  # noqa: PLC0415 - heavy, and not needed to refuse
 
+                refuse_if_stopped()
                 return _run(run_service(found))
     except _StoppedEarly:
         say("stopped before anything was started")
@@ -109,21 +110,29 @@ def _ignore(signum: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def _early_signals() -> Iterator[None]:
-    """Before and after the service: TERM and INT end the start cleanly, HUP and USR1 do nothing."""
-    began = False
+def _early_signals() -> Iterator[Callable[[], None]]:
+    """Before the service TERM and INT end the start cleanly, HUP and USR1 do nothing; afterwards none does anything.
+
+    Gives a function that ends the start if it was told to and somebody has swallowed that.
+    """
+    told = False
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        nonlocal began
+        nonlocal told
         del signum, frame
-        if not began:
-            began = True
+        if not told:
+            told = True
+            raise _StoppedEarly
+
+    def refuse_if_told() -> None:
+        if told:
             raise _StoppedEarly
 
     handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: _ignore, signal.SIGUSR1: _ignore}
-    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
     try:
-        yield
+        yield refuse_if_told
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        for signum in handlers:
+            signal.signal(signum, _ignore)
