@@ -248,7 +248,7 @@ class RegularQueue(QueueMachine):
         self.pacing.measured(now - delivery.dispatched_at)
         self.pool.vacate(child, now, finished=True)
         if delivery.fence_lost:
-            delivery.move(DeliveryState.ENDED)
+            self._give_back(delivery, "lease_lost", now)  # refused by the fence, unless nobody has claimed it since
         elif self.ctx.acks_off:
             self.settling.decide(delivery, self.judge.refund(delivery, "shutdown"), now)
         elif now >= delivery.lease_deadline:
@@ -329,8 +329,8 @@ class RegularQueue(QueueMachine):
             return
         delivery.finished_at = now
         if delivery.fence_lost:
-            delivery.move(DeliveryState.ENDED)
             self.tell_ended(child, cause, facts, delivery, None)
+            self._give_back(delivery, "lease_lost", now)
             return
         if self.ctx.acks_off:
             verdict = self.judge.refund(delivery, "shutdown")

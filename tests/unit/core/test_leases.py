@@ -87,8 +87,11 @@ def test_a_child_is_killed_before_its_lease_runs_out() -> None:
     assert stage.settlements()[0].settlement == Release('{"queue":"q","msg_id":1,"refunds":1,"deaths":0}', 0)
 
 
-def test_the_owner_of_a_lost_lease_touches_nothing() -> None:
-    """A renewal that matches no row: acks off, stop request, TERM and KILL after a second; no settlement ever."""
+def test_the_owner_of_a_lost_lease_only_offers_it_back() -> None:
+    """A renewal that matches no row: acks off, stop request, KILL after a second; then a refund under the fence alone.
+
+    The database refuses the refund unless nobody has claimed the message since: then it is back at once, uncharged.
+    """
     stage = Stage().start()
     dispatch = stage.run(row(1))
     stage.wait(15.0)
@@ -98,16 +101,17 @@ def test_the_owner_of_a_lost_lease_touches_nothing() -> None:
     stage.wait(1.0)
     assert stage.only(c.KillChild).child == dispatch.child
     stage.die(dispatch.child, signal="SIGKILL")
-    assert not stage.settlements()
+    assert [type(item.settlement) for item in stage.settlements()] == [Release]
 
 
-def test_a_result_after_the_loss_is_not_settled() -> None:
-    """Somebody else owns the message now."""
+def test_a_result_after_the_loss_is_not_acknowledged() -> None:
+    """Somebody else may own the message now: nothing but a refund under the fence."""
     stage = Stage().start()
     dispatch = stage.run(row(1))
     stage.wait(15.0)
     stage.renew(RenewOutcome.LOST)
-    assert not stage.finish(dispatch).settlements()
+    stage.finish(dispatch)
+    assert [type(item.settlement) for item in stage.settlements()] == [Release]
     assert stage.states() == ["idle"]
 
 
