@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from shared.clock import boottime
+from supervisor.core import happenings as h
 from supervisor.telemetry.catalogue import CATALOGUE, RANGING, Level, level_of, parse_level
 from supervisor.telemetry.facts import AnyHappening, Noted
 from supervisor.telemetry.lines import console_line, cut, json_line
@@ -15,6 +16,9 @@ from supervisor.telemetry.ratelimit import Rate, RateLimiter
 from supervisor.telemetry.records import Record, event_name, fields_of
 
 _RATE: Final = Rate(burst=50, per_s=5)  # of one event of one queue
+# What an outage makes every message say again and again: the first few say it all.
+_OUTAGE_RATE: Final = Rate(burst=5, per_s=0.2)
+_RATES: Final[dict[type, Rate]] = {h.SettlementFailed: _OUTAGE_RATE, h.LeaseRenewalFailed: _OUTAGE_RATE}
 _OUTPUT_RATE: Final = Rate(burst=500, per_s=100)  # of what the children of one queue print
 _OUTPUT_CHARS: Final = 8_192
 _SUMMARY_EVERY_S: Final = 10.0
@@ -61,7 +65,8 @@ class LogSink:
         if level < self._level:
             return
         event = event_name(happening)
-        suppressed = self._limiter.admit((event, str(getattr(happening, "queue", ""))), _RATE, self._clock())
+        rate = _RATES.get(type(happening), _RATE)
+        suppressed = self._limiter.admit((event, str(getattr(happening, "queue", ""))), rate, self._clock())
         if suppressed is None:
             return  # before its fields were even looked at: a storm is cheap
         text = happening.text if isinstance(happening, Noted) else CATALOGUE[type(happening)].text
