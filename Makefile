@@ -111,9 +111,13 @@ pythons: ## every test under each Python that is here
 		else echo "== $$python: not run, it is not here"; fi; \
 	done; [ -n "$$ran" ]
 
-docs: install ## generate the diagrams and tables that docs/ takes from the code
-	@$(PY) -m docs.generate $(ARGS)
+docs: install ## draw the diagrams from the code, and build the documentation into site/
+	@$(PY) -m tests.tools.diagrams
+	@$(PY) -c 'import material' 2>/dev/null || \
+		{ echo "installing mkdocs into .venv"; $(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'; }
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet $(ARGS)
+	@echo "built: site/index.html"
 
 clean: ## remove .venv and caches (data of the embedded server stays)
-	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	@rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
