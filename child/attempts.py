@@ -9,7 +9,7 @@ _LIMIT = 1_000_000
 
 
 def count_attempt(*, read_ct: int, accounts: str | None, queue: str, msg_id: int, owed: Iterable[object]) -> int:
-    """The contract's attempt = max(1, read_ct - refunds), with what is charged and not written down yet.
+    """What handlers see as attempt: max(1, read_ct - refunds), with what is charged and not written down yet.
 
     `accounts`: our entry in the headers as JSON text; a foreign, malformed or forged one counts as none. `owed`: pairs
     of msg_id and attempts, from the permit.

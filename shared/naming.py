@@ -85,7 +85,7 @@ def dead_letter_queue_name(queue: str) -> str:
     """Name the dead-letter queue of `queue`.
 
     `<queue>_dlq` up to 43 bytes; longer names keep a prefix and end in `_dlq_` and 16 hexadecimal digits of a hash of
-    the whole name, 47 bytes in all. The hash is part of the contract: it must never change.
+    the whole name, 47 bytes in all. The hash must never change: queues are found by it.
     """
     validate_queue_name(queue)
     if len(queue) + len(_SHORT_SUFFIX) <= MAX_NAME_BYTES:

@@ -59,7 +59,7 @@ class Retry:
 class DeadLetter:
     """Move to the dead-letter queue in one transaction. Needs fence and lease.
 
-    `envelope` is the document of the contract as JSON text without `message`, `headers`, `dead_lettered_at` and
+    `envelope` is the dead letter (docs/handlers.md) as JSON text without `message`, `headers`, `dead_lettered_at` and
     `source.enqueued_at`, which are filled in by SQL from the row.
     """
 

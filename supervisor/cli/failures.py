@@ -11,7 +11,7 @@ __all__ = ["ExitCode", "exit_code_of", "report", "say", "warn"]
 
 
 class ExitCode(IntEnum):
-    """The exit codes of the contract."""
+    """The exit codes, as docs/commands.md explains them."""
 
     CLEAN = 0
     FAILED = 1

@@ -164,7 +164,7 @@ def _read_environment(tree: Tree, environ: Mapping[str, str]) -> None:
 
 
 def _unknown_section(tree: Tree, variable: str, section: str) -> None:
-    """Ignored by contract; worth a warning where it looks like a slip of the finger."""
+    """Ignored, as docs/configuration.md says; worth a warning where it looks like a slip of the finger."""
     meant = did_you_mean(section, [*SECTIONS, "queues"])
     if meant:
         fixed = f"{_PREFIX}{meant.upper()}{variable[len(_PREFIX) + len(section) :]}"

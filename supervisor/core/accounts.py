@@ -29,7 +29,7 @@ class Accounts:
         return replace(self, deaths=self.deaths + 1, deadlocks=0)
 
     def attempt(self, read_ct: int) -> int:
-        """The contract's attempt = max(1, read_ct - refunds)."""
+        """What handlers see as attempt: max(1, read_ct - refunds)."""
         return max(1, read_ct - self.refunds)
 
     def to_json(self, queue: str, msg_id: int) -> str:

@@ -1,4 +1,4 @@
-"""Leases of what children work on: renewed centrally about half way, three answers a row (design 3, Renewal)."""
+"""Leases of what children work on: renewed centrally about half way, three answers a row."""
 
 from __future__ import annotations
 

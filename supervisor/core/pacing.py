@@ -1,4 +1,4 @@
-"""How much to hold ahead of the children: about 50 ms of work each, by measured handler time (design 3, Dispatch)."""
+"""How much to hold ahead of the children: about 50 ms of work each, by measured handler time."""
 
 from __future__ import annotations
 

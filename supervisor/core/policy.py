@@ -50,7 +50,7 @@ class Judge:
         self._successes = {mode: Verdict(Ack(mode), "success") for mode in AckMode}
 
     def of_outcome(self, delivery: Delivery, outcome: Outcome) -> Verdict:
-        """The handler ended and its child says how (contract: Handlers)."""
+        """The handler ended and its child says how (docs/handlers.md)."""
         kind = outcome.kind
         if kind is OutcomeKind.SUCCESS:
             return self._successes[outcome.ack or self._queue.on_success]
@@ -88,7 +88,7 @@ class Judge:
                 return self.refund(delivery, str(reason))
 
     def of_death(self, delivery: Delivery, cause: DeathCause, facts: DeathFacts) -> Verdict:
-        """The child ended with this message in its hands, after the handler was called (contract: Accounts)."""
+        """The child ended with this message in its hands, after the handler was called (docs/failure-model.md)."""
         if cause is DeathCause.CANCELLED:
             return self._dead_letter(delivery, DeadLetterReason.CANCELLED, None, (cause, facts))
         if cause not in CHARGED_CAUSES:

@@ -1,4 +1,4 @@
-"""When to start a process again, and when to give a queue up for a while (design 5, Boot).
+"""When to start a process again, and when to give a queue up for a while.
 
 Only boot failures and idle deaths count. A death with a message in hand never does: fifty poison messages must not
 park a queue.

@@ -1,6 +1,6 @@
 """Carrying verdicts out: every verdict is given to the settler once at a time, and again until its lease is over.
 
-A settlement may be repeated after a failure, since it is guarded by the fence and writes absolute values (design 3).
+A settlement may be repeated after a failure, since it is guarded by the fence and writes absolute values.
 A refund outlives its lease: it needs the fence only, as nobody can have claimed the message since. A success that an
 outage kept from the database until its lease was over becomes such a refund: it was no failed attempt.
 """

@@ -1,4 +1,4 @@
-"""When to read a queue. A notification is only a nudge: polling finds every row (design 6)."""
+"""When to read a queue. A notification is only a nudge: polling finds every row."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Account:
         return self.left == 0 and self.succeeded + self.dead_lettered == self.sent
 
     def line(self) -> str:
-        """The contract's last line."""
+        """The last line of the demo, which scripts may read."""
         return (
             f"account: sent={self.sent} succeeded={self.succeeded} dead_lettered={self.dead_lettered} left={self.left}"
         )

@@ -79,7 +79,7 @@ class SupervisorCollector(Collector):
         self._counts = counts
 
     def collect(self) -> Iterable[Metric]:
-        """Yield every family of the contract."""
+        """Yield every family of docs/metrics.md."""
         yield from self._counters()
         yield from self._gauges()
         yield from self._histograms()

@@ -1,7 +1,8 @@
 """The user's event sink, `package.module:function`: a bounded queue, a thread that writes, a process that calls.
 
 The supervisor never imports the application, and a callback that hangs, crashes or leaks must not be its problem; see
-docs/adr/0012-the-users-event-sink-is-a-process.md. Nothing here waits on the loop's thread, and what cannot be delivered is counted.
+docs/adr/0012-the-users-event-sink-is-a-process.md. Nothing here waits on the loop's thread, and what cannot be
+delivered is counted.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def test_success_is_started_and_success() -> None:
 
 
 def test_the_message_says_what_it_is() -> None:
-    """All attributes of the contract arrive; our own header does not."""
+    """All documented attributes arrive; our own header does not."""
     headers = b'{"a": 1, "x-supervisor": {"refunds": 3}}'
     with ChildHarness("plain:echo") as child:
         outcome = child.run({"k": [1]}, headers=headers, attempt=4, msg_id=77)

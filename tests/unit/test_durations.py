@@ -24,7 +24,7 @@ from shared.errors import ValidationError
      (0.1, 0.1), (0, 0), (timedelta(minutes=1), 60)],
 )  # fmt: skip
 def test_durations_are_read(value: Any, seconds: float) -> None:
-    """Every form of the contract gives seconds."""
+    """Every documented form gives seconds."""
     assert parse_duration(value) == seconds
 
 

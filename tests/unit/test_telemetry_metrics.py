@@ -1,4 +1,4 @@
-"""Our metrics: the names of the contract, and what moves them."""
+"""Our metrics: the names that users rely on, and what moves them."""
 
 from __future__ import annotations
 

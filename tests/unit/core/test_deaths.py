@@ -1,4 +1,4 @@
-"""A child dies with a message in its hands: who is charged, and for what (contract: Accounts; failure model)."""
+"""A child dies with a message in its hands: who is charged, and for what (docs/failure-model.md)."""
 
 from __future__ import annotations
 

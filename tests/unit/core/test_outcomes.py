@@ -1,4 +1,4 @@
-"""What a handler does and what comes of it: the contract's table, row by row, in regular mode."""
+"""What a handler does and what comes of it: the table of docs/handlers.md, row by row, in regular mode."""
 
 from __future__ import annotations
 
