@@ -76,7 +76,7 @@ class Pool:
         held = {child.slot for child in self.children.values() if child.alive and child.successor_of is None}
         room = self.size + 1 - sum(child.alive for child in self.children.values())
         missing = [slot for slot in range(self.size) if slot not in held]
-        for slot in missing[: 1 if probing else room]:
+        for slot in missing[: max(0, min(room, 1 if probing else room))]:
             self._spawn(now, slot, None)
 
     def _spawn(self, now: float, slot: int, successor_of: ChildId | None) -> Child:

@@ -160,6 +160,8 @@ class World:
         for message in self.ledger.messages.values():
             message.ran_free = message.ran_free or bool(message.running) or bool(lost_s and message.claims)
         for queue in self.queues.values():
+            for transaction in queue.transactions:
+                self.ledger.message(queue.name, transaction.row.msg_id).ran_free = True
             queue.crash(lost_s)
         for shell in self._living():
             shell.hear(e.ListenerDown("server closed the connection"))
