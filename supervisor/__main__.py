@@ -2,9 +2,9 @@
 
 Three things happen here before anything else of ours is imported. The machine is looked at: where we cannot run, one
 line says so (hence no syntax newer than Python 3.6 in this file). A supervisor that is told to stop while it still
-imports ends well, also as PID 1, for which the kernel drops signals that have no function. And imports are settled: the working directory leaves
-`sys.path`, and our package `shared` is loaded from beside this one, so that neither the application that stands in the
-working directory nor one on PYTHONPATH can put its own package of that name in between.
+imports ends well, also as PID 1, for which the kernel drops signals that have no function. And imports are settled:
+the working directory leaves `sys.path`, and our package `shared` is loaded from beside this one, so that neither the
+application that stands in the working directory nor one on PYTHONPATH can put its own package of that name in between.
 """
 
 import os
