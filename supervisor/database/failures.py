@@ -14,6 +14,7 @@ __all__ = ["is_of_the_message", "is_of_the_server", "is_permanent", "is_transien
 # The session is of no use any more, or its server cannot write (a failover left us on the old primary).
 _LOST_STATES: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25006", "57P04"})
 _LOST_CLASSES: Final = frozenset({"08"})
+_NOT_IN_TIME: Final = frozenset({"57014", "55P03"})  # cancelled by a limit; a lock was not to be had
 _TRANSIENT: Final = frozenset({"40001", "40P01"})
 # What one message can provoke: bad data, a program limit, memory, an internal limit of the server.
 _OF_THE_MESSAGE: Final = frozenset({"22", "54", "53", "XX"})
@@ -35,7 +36,7 @@ def translate(error: BaseException, operation: str) -> SupervisorError:
     if isinstance(error, OSError):
         return ConnectionLost(text, operation=operation)
     if isinstance(error, psycopg.Error):
-        if state == "57014":
+        if state in _NOT_IN_TIME:
             return OperationTimeout(text, operation=operation, sqlstate=state)
         if state in _LOST_STATES or (state or "")[:2] in _LOST_CLASSES:
             return ConnectionLost(text, operation=operation, sqlstate=state)
