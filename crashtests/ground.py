@@ -28,7 +28,7 @@ _SETTINGS: Final = {"max_connections": "300", "max_wal_size": "2GB"}
 _APPLICATION: Final = "crashtests"
 _CONNECT_LIMIT_S: Final = 10
 
-BUSINESS: Final = """
+_BUSINESS: Final = """
 create table crash_business (
     op text primary key, -- the stable operation id that the failure model asks users for
     delivery integer not null,
@@ -36,6 +36,12 @@ create table crash_business (
     at timestamptz not null default clock_timestamp()
 )
 """
+
+
+def make_business(dsn: str) -> None:
+    """Make the table of the harness's own handlers."""
+    with connect(dsn) as connection:
+        connection.execute(_BUSINESS)
 
 
 def connect(dsn: str) -> Session:
@@ -69,18 +75,27 @@ def _short_place() -> str | None:
 class Ground:
     """A server and what is made on it. Safe to use from several threads."""
 
-    def __init__(self, server: EmbeddedServer | None, dsn: str) -> None:
-        """`server` None: somebody else's, which is not killed."""
+    def __init__(
+        self, server: EmbeddedServer | None, dsn: str, *, prepare: Callable[[str], None] | None = None
+    ) -> None:
+        """`server` None: somebody else's, which is not killed, and where nothing but queues is made.
+
+        `prepare` gets the DSN of the database that all others are copied from.
+        """
         self.server = server
         self.dsn = dsn
         self._numbers = itertools.count(1)
+        self._prepare = prepare
         self._lock = threading.Lock()
         self._template: str | None = None
 
     @contextlib.contextmanager
-    def database(self, prepare: Callable[[str], None] | None = None) -> Iterator[str]:
-        """A fresh database, dropped afterwards whoever is still connected. `prepare` fills the first one's template."""
-        template = self._make_template(prepare)
+    def database(self) -> Iterator[str]:
+        """A fresh database with PGMQ, dropped afterwards whoever is still connected. On a foreign server: the given one."""
+        template = self._make_template()
+        if self.server is None:
+            yield self.dsn
+            return
         with self._lock:  # a template that is being copied must have no sessions, also not those of another copy
             name = f"crash_{os.getpid()}_{next(self._numbers)}"
             self._execute(sql.SQL("create database {} template {}").format(*map(sql.Identifier, (name, template))))
@@ -90,19 +105,19 @@ class Ground:
             with contextlib.suppress(psycopg.OperationalError):  # a server that was killed and not started again
                 self._execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
-    def _make_template(self, prepare: Callable[[str], None] | None) -> str:
+    def _make_template(self) -> str:
         with self._lock:
             if self._template is None:
                 name = f"crash_{os.getpid()}_template"
-                self._execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
-                self._execute(sql.SQL("create database {} template template0").format(sql.Identifier(name)))
-                dsn = with_dbname(self.dsn, name)
+                dsn = self.dsn
+                if self.server is not None:
+                    self._execute(sql.SQL("create database {} template template0").format(sql.Identifier(name)))
+                    dsn = with_dbname(self.dsn, name)
                 with connect(dsn) as connection:
                     connection.execute("set client_min_messages to warning")
                     install_pgmq(connection)
-                    connection.execute(BUSINESS)
-                if prepare is not None:
-                    prepare(dsn)
+                if self._prepare is not None:
+                    self._prepare(dsn)
                 self._template = name
             return self._template
 
@@ -112,10 +127,15 @@ class Ground:
 
 
 @contextlib.contextmanager
-def ground(settings: Mapping[str, str] | None = None, *, say: Callable[[str], None] = lambda _: None) -> Iterator[Ground]:
+def ground(
+    settings: Mapping[str, str] | None = None,
+    *,
+    prepare: Callable[[str], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator[Ground]:
     """Start a server in a folder of its own; stopped and removed afterwards."""
     with private_folder("pg") as folder:
         place = folder / "pg"
         server = EmbeddedServer(place, base=folder, explicit=True, settings={**_SETTINGS, **(settings or {})}, say=say)
         with server:
-            yield Ground(server, server.dsn())
+            yield Ground(server, server.dsn(), prepare=prepare or make_business)

@@ -159,4 +159,4 @@ def _read_queue(connection: Session, queue: str, truth: Truth) -> None:
 
 
 def _on(query: str, table: str) -> sql.Composed:
-    return sql.SQL(query).format(sql.Identifier("pgmq", table))  # type: ignore[arg-type] # the harness's own texts
+    return sql.SQL(query).format(sql.Identifier("pgmq", table))  # the harness's own texts

@@ -116,9 +116,9 @@ def children_of(parent_pid: int, *, with_mark: bool = True) -> list[int]:
         if not name.isdigit():
             continue
         fields = _stat(int(name))
-        if len(fields) > 1 and fields[1] == str(parent_pid) and fields[0] not in "ZX":
-            if (wanted in _environ(int(name))) == with_mark:
-                found.append(int(name))
+        lives_below = len(fields) > 1 and fields[1] == str(parent_pid) and fields[0] not in "ZX"
+        if lives_below and (wanted in _environ(int(name))) == with_mark:
+            found.append(int(name))
     return sorted(found)
 
 

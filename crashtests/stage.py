@@ -42,7 +42,13 @@ class Stage:
     """One configuration and, one after another, the supervisors that run it."""
 
     def __init__(
-        self, folder: Path, dsn: str, queues: list[Queue], *, app_dir: Path = APP, environ: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        dsn: str,
+        queues: list[Queue],
+        *,
+        app_dir: Path = APP,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         """Write the configuration; nothing is started."""
         self.folder = folder
@@ -51,13 +57,21 @@ class Stage:
         self.name = folder.name
         self._app_dir = app_dir
         self._config = folder / "supervisor.toml"
-        sections = [f"[shutdown]\n{_GRACE}", f'[control]\nsocket = "{folder / "control"}"\n', '[log]\nformat = "json"\n']
+        sections = [
+            f"[shutdown]\n{_GRACE}",
+            f'[control]\nsocket = "{folder / "control"}"\n',
+            '[log]\nformat = "json"\n',
+        ]
         self._config.write_text("\n".join(sections + [queue.toml() for queue in queues]))
         self._environ = {key: value for key, value in os.environ.items() if not key.upper().startswith("SUPERVISOR_")}
         self._environ |= {"SUPERVISOR_DSN": dsn, "DATABASE_URL": dsn, MARK: self.name, **(environ or {})}
         self._popen: subprocess.Popen[bytes] | None = None
         self._process: Process | None = None
         self.starts = 0
+
+    def add_environ(self, more: Mapping[str, str]) -> None:
+        """Give the next supervisors more variables."""
+        self._environ |= more
 
     # --- its life ---------------------------------------------------------------------------------------------------
 

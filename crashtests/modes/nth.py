@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -51,11 +51,16 @@ def send_workload(place: Scene) -> None:
 
 
 def run_nth(
-    ground: Ground, *, workers: int = 4, first: int = 1, limit: int = _LIMIT, tell: Callable[[NthRun], None] = lambda _: None
+    ground: Ground,
+    *,
+    workers: int = 4,
+    first: int = 1,
+    limit: int = _LIMIT,
+    tell: Callable[[NthRun], None] = lambda _: None,
 ) -> list[NthRun]:
     """Run n = first, first + 1, ... at the same time, until one of them ends unkilled."""
     runs: list[NthRun] = []
-    numbers = itertools.islice(itertools.count(first), limit)
+    numbers: Iterator[int] = itertools.islice(itertools.count(first), limit)
     with ThreadPoolExecutor(max_workers=workers) as pool:
         waiting: list[Future[NthRun]] = [pool.submit(_run, ground, n) for n in itertools.islice(numbers, workers)]
         while waiting:

@@ -1,8 +1,8 @@
 """One kill point, carried out once and judged.
 
-    trap at the point ─▶ send ─▶ somebody stands there ─▶ kill ─▶ look at the row ─▶ child: what the parent settles
-                                                                                 └▶ parent: ruins, then a new one
-    ─▶ wait for the end of the message ─▶ compare
+trap at the point ─▶ send ─▶ somebody stands there ─▶ kill ─▶ look at the row ─▶ child: what the parent settles
+└▶ parent: ruins, then a new one
+─▶ wait for the end of the message ─▶ compare
 """
 
 from __future__ import annotations
@@ -210,4 +210,3 @@ def _judge(place: Scene, case: Case, order: Order | None, sent: Sent, look: _Loo
     seen = case.describe(state, settled, committed=look.committed, runs=len(begun), attempt=attempt)
     verdict = Verdict.FAIL if look.problems else Verdict.OK
     return CaseRun(case, order, verdict, seen, max(0, len(begun) - 1), tuple(look.problems))
-
