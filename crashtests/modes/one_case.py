@@ -1,8 +1,10 @@
 """One kill point, carried out once and judged.
 
-trap at the point ─▶ send ─▶ somebody stands there ─▶ kill ─▶ look at the row ─▶ child: what the parent settles
-└▶ parent: ruins, then a new one
-─▶ wait for the end of the message ─▶ compare
+    trap at the point ─▶ send ─▶ somebody stands there ─▶ kill ─▶ look at the row ─▶ child: what the parent settles
+                                                                                 └▶ parent: ruins, then a new one
+    ─▶ wait for the end of the message ─▶ compare
+
+Nothing is judged by what a process said before it died: only by the row, the ledger, and what is left.
 """
 
 from __future__ import annotations
