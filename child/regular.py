@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from child.abandoned import Abandoned
 from child.caller import Caller
 from child.channel import Work
 from child.farewell import flush_output
@@ -29,6 +30,7 @@ def make_step(channel: Channel, caller: Caller, queue: str, title: Title) -> Cal
     """The function that serves one DISPATCH. Raises `Disconnected` and `ProtocolError`, nothing else."""
     pack, send, call = HEADER.pack, channel.send, caller.call
     hit = syncpoints.hit
+    abandoned = Abandoned(channel)
 
     def serve(work: Frame | Work) -> None:
         if not isinstance(work, Work):
@@ -43,6 +45,7 @@ def make_step(channel: Channel, caller: Caller, queue: str, title: Title) -> Cal
         outcome = call(message)
         hit("child.handler.after")
         calm_signals()
+        abandoned.end()
         flush_output()
         hit("child.result.before_send")
         if outcome is None:

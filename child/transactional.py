@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
+from child.abandoned import Abandoned
 from child.attempts import count_attempt
 from child.caller import Caller
 from child.channel import Channel, Work
@@ -65,6 +66,7 @@ class _Worker:
         self._title = title
         self._queue = queue
         self._database = database
+        self._abandoned = Abandoned(channel)
 
     def serve(self, frame: Frame | Work) -> None:
         """One permit: from BEGIN to an answer that frees us."""
@@ -113,6 +115,7 @@ class _Worker:
         outcome = self._call(message, outbox)
         syncpoints.hit("child.handler.after", ids)
         calm_signals()
+        self._abandoned.end()
         flush_output()
         self._finish(seq, claim.row, outcome or {"kind": "success"}, outbox)
 

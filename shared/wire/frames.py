@@ -47,6 +47,7 @@ class Kind(IntEnum):
     RESULT = 68  # any other outcome. meta: the outcome
     PROGRESS = 69  # meta: {"text": str}
     LOG = 70  # meta: {"level": str, "text": str}
+    SWEPT = 76  # processes that the message left behind were killed. meta: {"count": int}
     TX_EMPTY = 71  # transactional: nothing to claim. meta: {"next_visible_s": float | null}
     TX_CLAIMED = 72  # transactional: a message was claimed. meta: see docs/protocol.md
     COMMIT_REQUEST = 73  # transactional: handler ended. meta: the outcome

@@ -88,6 +88,7 @@ class Births:
             on_log=self._on_log,
             before_result=lambda: self._before_result(process),
             on_ready=lambda: self._on_ready(process),
+            on_swept=lambda count: self._sweeper.killed.update({int(child): count}),
         )
         process = ChildProcess(
             command=command,

@@ -16,7 +16,7 @@ from typing import Final
 from shared.wire.frames import HEADER, MAGIC, MAX_BODY_BYTES, MAX_META_BYTES, Decoder, Frame, Kind, ProtocolError
 from supervisor.core.events import Event, MessageFinished, MessageStarted, ProtocolBroken
 from supervisor.core.types import SUCCESS, ChildId, ClaimId
-from supervisor.processes.conversation import Conversation, LogLine, State
+from supervisor.processes.conversation import Conversation, LogLine, State, Swept
 
 _CHUNK_BYTES: Final = 64 << 10
 _MAX_PENDING_OUT_BYTES: Final = MAX_BODY_BYTES + (16 << 20)  # one message at a time, and room for small frames
@@ -44,6 +44,7 @@ class Channel:
         on_log: Callable[[ChildId, ClaimId | None, str, str], None],
         before_result: Callable[[], None],
         on_ready: Callable[[], None],
+        on_swept: Callable[[int], None],
     ) -> None:
         """Start reading. The socket must be non-blocking; it is closed with the channel."""
         self.talk = Conversation(child)
@@ -56,6 +57,7 @@ class Channel:
         self._on_log = on_log
         self._before_result = before_result
         self._on_ready = on_ready
+        self._on_swept = on_swept
         self._decoder = Decoder()
         self._pending: deque[memoryview] = deque()
         self._pending_bytes = 0
@@ -177,6 +179,8 @@ class Channel:
         said = self.talk.take(frame)
         if isinstance(said, LogLine):
             self._on_log(self._child, said.claim_id, said.level, said.text)
+        elif isinstance(said, Swept):
+            self._on_swept(said.count)
         elif said is not None:
             if had_claim is not None and self.talk.claim_id is None:
                 self._before_result()

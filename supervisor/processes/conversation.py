@@ -5,7 +5,7 @@
                      asked ─(verdict)─▶ answered ─COMMITTED─▶ idle          any of these ─TX_ENDED─▶ idle
 
 The table says which frame may come when; a frame that is not in it breaks the protocol, whatever the handler did to
-our descriptor. PROGRESS and LOG may come at any time and change nothing.
+our descriptor. PROGRESS, LOG and SWEPT may come at any time and change nothing.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class State(Enum):
     ANSWERED = auto()
 
 
+_MAX_SWEPT: Final = 100_000
 _NEXT: Final[dict[tuple[State, Kind], State]] = {
     (State.BOOTING, Kind.READY): State.IDLE,
     (State.BOOTING, Kind.BOOT_FAILED): State.FAILED,
@@ -75,6 +76,12 @@ class LogLine(NamedTuple):
     text: str
 
 
+class Swept(NamedTuple):
+    """Processes that a message left behind and its child killed: to be counted, nothing for the core."""
+
+    count: int
+
+
 class Conversation:
     """What was said with one child. `claim_id` is the message in its hands, None when there is none."""
 
@@ -98,12 +105,12 @@ class Conversation:
         """A VERDICT was sent."""
         self.state = State.ANSWERED
 
-    def take(self, frame: Frame) -> Event | LogLine | None:
+    def take(self, frame: Frame) -> Event | LogLine | Swept | None:
         """Translate one frame. None: stale and harmless. Raises `ProtocolError` when it makes no sense here."""
         kind = frame.kind
         if frame.body:
             raise ProtocolError(f"{kind.name} with a body of {len(frame.body)} bytes")
-        if kind is Kind.LOG or kind is Kind.PROGRESS:
+        if kind is Kind.LOG or kind is Kind.PROGRESS or kind is Kind.SWEPT:
             return self._aside(frame)
         following = _NEXT.get((self.state, kind))
         if following is None:
@@ -116,7 +123,9 @@ class Conversation:
             self.claim_id = None
         return event
 
-    def _aside(self, frame: Frame) -> Event | LogLine | None:
+    def _aside(self, frame: Frame) -> Event | LogLine | Swept | None:
+        if frame.kind is Kind.SWEPT:
+            return Swept(outcomes.integer(frame.meta, "count", 1, _MAX_SWEPT))
         current = frame.seq if frame.seq and frame.seq == self.claim_id else None
         if frame.kind is Kind.LOG:
             claim_id = None if current is None else ClaimId(current)

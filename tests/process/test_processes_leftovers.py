@@ -66,6 +66,32 @@ async def test_an_orphan_that_outlives_its_message_is_swept_while_the_child_live
         assert await it.finished(it.dispatch(child)) == SUCCESS
 
 
+@pytest.mark.parametrize("way", ["plain", "setsid", "nohup", "three_levels"])
+async def test_a_helper_that_nobody_waits_for_goes_with_its_message(tmp_path: Path, way: str) -> None:
+    """Thrown-away `Popen` objects: gone within a second of a normal end, no zombie stays, and each is counted."""
+    async with world(spec_for(tmp_path, handler(WAYS[way]))) as it:
+        child = await it.ready()
+        assert await it.finished(it.dispatch(child)) == SUCCESS
+        pids = await it.until(lambda: told_pids(it))
+        await it.until(lambda: it.swept >= len(pids), timeout_s=2.0)
+        assert [procfs.read_stat(pid) for pid in pids] == [None] * len(pids)
+        assert await it.finished(it.dispatch(child)) == SUCCESS
+
+
+async def test_a_helper_that_is_kept_for_the_next_message_stays(tmp_path: Path) -> None:
+    """A pool or driver that a handler makes at its first message is not broken by its end."""
+    source = PRELUDE + "kept = []\ndef handle(message):\n    if not kept: kept.append(subprocess.Popen(['sleep', '999']))\n"
+    source += "    tell(kept[0].pid)\n    assert kept[0].poll() is None\n"
+    async with world(spec_for(tmp_path, source)) as it:
+        child = await it.ready()
+        for _ in range(3):
+            assert await it.finished(it.dispatch(child)) == SUCCESS
+        assert it.swept == 0
+        it.processes.send_exit(SendExit(child))
+        await it.died(child)
+        assert it.swept == 1
+
+
 async def test_an_orphan_of_the_message_in_hand_stays(tmp_path: Path) -> None:
     """A daemon may work for its message as long as the message runs."""
     body = "double_fork()\nwhile not os.path.exists(message.body): time.sleep(0.01)"

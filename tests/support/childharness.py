@@ -22,7 +22,7 @@ CHILD_MAIN: Final = ROOT / "child" / "__main__.py"
 HANDLERS: Final = ROOT / "tests" / "handlers"
 DUMP_SIGNAL: Final = int(signal.SIGUSR2)
 DEADLINE_S: Final = 20.0
-ASIDES: Final = frozenset({Kind.LOG, Kind.PROGRESS})
+ASIDES: Final = frozenset({Kind.LOG, Kind.PROGRESS, Kind.SWEPT})
 
 
 class ChildGone(AssertionError):
