@@ -180,7 +180,7 @@ class Channel:
         if isinstance(said, LogLine):
             self._on_log(self._child, said.claim_id, said.level, said.text)
         elif isinstance(said, Swept):
-            self._on_swept(said.count)
+            self._on_swept(said.number)
         elif said is not None:
             if had_claim is not None and self.talk.claim_id is None:
                 self._before_result()

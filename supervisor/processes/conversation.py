@@ -79,7 +79,7 @@ class LogLine(NamedTuple):
 class Swept(NamedTuple):
     """Processes that a message left behind and its child killed: to be counted, nothing for the core."""
 
-    count: int
+    number: int
 
 
 class Conversation:
