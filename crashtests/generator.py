@@ -16,8 +16,8 @@ from crashtests.scene import REGULAR, TRANSACTIONAL
 __all__ = ["CONCURRENCY", "Fault", "FaultKind", "Story", "Work", "tell_story"]
 
 CONCURRENCY: Final = 2  # of each queue
-_MESSAGES: Final = 40
-_SPAN_S: Final = 6.0  # in which the faults come
+_MESSAGES: Final = 30
+_SPAN_S: Final = 4.0  # in which the faults come
 _MOST_FAULTS: Final = 5
 
 
@@ -51,6 +51,9 @@ _WEIGHTS: Final[Mapping[FaultKind, int]] = {
     FaultKind.POSTGRES: 2,
     FaultKind.POSTMASTER: 1,
 }
+_LOSES_SESSIONS: Final = frozenset(
+    {FaultKind.SESSION, FaultKind.BACKEND, FaultKind.POSTGRES, FaultKind.POSTMASTER, FaultKind.FREEZE}
+)
 _ONE: Final = frozenset({FaultKind.CHILD, FaultKind.SESSION})
 _NONE: Final = frozenset({FaultKind.GUARD, FaultKind.DEPLOY})
 
@@ -96,6 +99,11 @@ class Story:
         """How many handlers may run again at most: for faults, and for messages whose first attempt fails anyway."""
         return sum(fault.repeats for fault in self.faults) + sum("ends" in work.body for work in self.works)
 
+    @property
+    def loses_sessions(self) -> bool:
+        """Whether a handler may lose its session and go on."""
+        return any(fault.kind in _LOSES_SESSIONS for fault in self.faults)
+
     def text(self) -> str:
         """The story in words."""
         return f"seed {self.seed}: {len(self.works)} messages; " + "; ".join(f.text().strip() for f in self.faults)
@@ -118,7 +126,7 @@ def tell_story(seed: int) -> Story:
 def _work(rng: random.Random, number: int) -> Work:
     queue = rng.choice([REGULAR, TRANSACTIONAL])
     body: dict[str, Any] = {"sleep_ms": rng.choice([0, 5, 50, 200, 600])}
-    ends = rng.choice(["", "", "", "", "", "", "raise", "exit", "kill"])
+    ends = rng.choice([*[""] * 9, "raise", "exit", "kill"])
     if ends:
         body["ends"] = ends
     if rng.random() < 0.1:

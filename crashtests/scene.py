@@ -97,12 +97,18 @@ class Scene:
         return read_row(self.session(), sent.queue, sent.msg_id)
 
     def wait_ended(self, sents: Sequence[Sent], timeout_s: float) -> bool:
-        """Wait until none of them is in its queue."""
-        return wait_until(lambda: self._all_gone(sents), timeout_s, every_s=_LOOK_AGAIN_S)
+        """Wait until none of them is in its queue; False at once where no supervisor runs that could see to it."""
+        gone = False
+
+        def over() -> bool:
+            nonlocal gone
+            gone = self._all_gone(sents)
+            return gone or not self.stage.running
+
+        wait_until(over, timeout_s, every_s=_LOOK_AGAIN_S)
+        return gone
 
     def _all_gone(self, sents: Sequence[Sent]) -> bool:
-        if not self.stage.running:
-            return False
         by_queue: dict[str, list[int]] = {}
         for sent in sents:
             by_queue.setdefault(sent.queue, []).append(sent.msg_id)

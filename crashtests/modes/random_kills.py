@@ -76,7 +76,7 @@ def run_story(place: Ground, story: Story) -> RandomRun:
         except (psycopg.Error, OSError, TimeoutError) as error:
             found = (Finding(Verdict.UNKNOWN, "scenario", repr(error)),)
             return RandomRun(story, Verdict.UNKNOWN, 0, 0, 0, time.monotonic() - began, found, stand.stage.log_tail())
-        allowed = Allowed(frozenset({TRANSACTIONAL}), repeats=story.repeats)
+        allowed = Allowed(frozenset({TRANSACTIONAL}), repeats=story.repeats, overlaps=story.loses_sessions)
         findings = tuple(check(truth, allowed))
         verdict = worst(findings)
         log = "" if verdict is Verdict.OK else stand.stage.log_tail()

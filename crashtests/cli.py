@@ -1,0 +1,264 @@
+"""The command line of the harness: `python -m crashtests`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from crashtests import summaries
+from crashtests.checker import Verdict
+from crashtests.ground import Ground, connect, ground
+from crashtests.kill_points import CASES
+from crashtests.modes.endurance import run_endurance
+from crashtests.modes.network import SCENARIOS, NetworkRun, run_network
+from crashtests.modes.nth import NthRun, run_nth
+from crashtests.modes.one_case import CaseRun
+from crashtests.modes.points import run_points
+from crashtests.modes.random_kills import RandomRun, run_random
+from crashtests.report import write
+from crashtests.results import Part, load, save, versions
+from crashtests.users.command import run as run_users
+
+__all__ = ["app"]
+
+app: Final = typer.Typer(
+    name="python -m crashtests",
+    help="Kill parent, children and PostgreSQL at every boundary of the failure model, and say what came of it. "
+    "`run` does so to a handler of yours.",
+    epilog="Exit codes: 0 all is as promised; 1 something is not, or could not be said; 2 usage.",
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    pretty_exceptions_enable=False,
+)
+app.command("run")(run_users)
+
+_SIMULATED: Final = re.compile(r"(\d+) of (\d+) seeds hold, (\d+) steps")
+
+Report = Annotated[
+    Path | None, typer.Option("--report", help="Write this document, and the results as JSON beside it.")
+]
+Seed = Annotated[int, typer.Option("--seed", help="The first seed.")]
+Workers = Annotated[int, typer.Option("--workers", help="Scenes at the same time; most of each is waiting.")]
+
+
+class _Session:
+    """One call of the harness: prints what happens, keeps the parts, writes the report."""
+
+    def __init__(self, report: Path | None) -> None:
+        self._report = report
+        self._failed = False
+        self._began = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """One line, with the time since the start."""
+        typer.echo(f"{time.monotonic() - self._began:7.1f} s  {text}")
+
+    def add(self, part: Part, began: float, postgres: str) -> None:
+        """Say how a part ended, and put it into the report."""
+        part.seconds = time.monotonic() - began
+        part.stamp(versions(postgres))
+        self._failed = self._failed or not part.ok
+        for line in part.problems:
+            typer.echo(f"    {line}")
+        figures = ", ".join(f"{name}: {value}" for name, value in part.summary.items())
+        self.say(f"{part.name}: {'ok' if part.ok else 'NOT OK'}; {figures}")
+        if self._report is not None:
+            stored = self._report.with_suffix(".json")
+            parts = {**load(stored), part.name: part}
+            save(stored, parts)
+            write(self._report, parts)
+
+    def end(self) -> None:
+        """Exit."""
+        raise typer.Exit(1 if self._failed else 0)
+
+
+# --- the parts --------------------------------------------------------------------------------------------------------
+
+
+def _points(session: _Session, place: Ground, runs: int, workers: int, only: str = "") -> None:
+    began = time.monotonic()
+    cases = [case for case in CASES if only in case.name]
+
+    def tell(run: CaseRun) -> None:
+        order = f" ({run.order})" if run.order else ""
+        session.say(f"{run.verdict:7} {run.case.name}{order}: {run.seen}")
+        if run.verdict is not Verdict.OK:
+            typer.echo("\n".join(run.problems))
+
+    part = summaries.of_points(*run_points(place, cases, runs=runs, workers=workers, tell=tell))
+    session.add(part, began, _postgres(place))
+
+
+def _nth(session: _Session, place: Ground, workers: int) -> None:
+    began = time.monotonic()
+
+    def tell(run: NthRun) -> None:
+        where = "ended unkilled" if run.at is None else f"killed at {run.at.point}"
+        session.say(f"{run.verdict:7} n = {run.n}: {where}, duplicates {run.repeats}")
+
+    session.add(summaries.of_nth(run_nth(place, workers=workers, tell=tell)), began, _postgres(place))
+
+
+def _random(session: _Session, place: Ground, seed: int, runs: int, workers: int, logs: Path | None) -> None:
+    began = time.monotonic()
+
+    def tell(run: RandomRun) -> None:
+        session.say(f"{run.verdict:7} {run.story.text()}; duplicates {run.repeats} of {run.story.repeats} allowed")
+        if run.verdict is not Verdict.OK:
+            typer.echo("\n".join(f"    {found}" for found in run.findings))
+            if logs is not None:
+                logs.mkdir(parents=True, exist_ok=True)
+                (logs / f"random-{run.story.seed}.log").write_text(run.log, encoding="utf-8")
+
+    part = summaries.of_random(run_random(range(seed, seed + runs), workers=workers, tell=tell))
+    session.add(part, began, _postgres(place))
+
+
+def _network(session: _Session, place: Ground, seed: int, runs: int, workers: int) -> None:
+    began = time.monotonic()
+
+    def tell(run: NetworkRun) -> None:
+        allowed = run.scenario.repeats
+        session.say(f"{run.verdict:7} {run.scenario.name}: duplicates {run.repeats} of {allowed} allowed")
+        if run.verdict is not Verdict.OK:
+            typer.echo(run.log)
+
+    part = summaries.of_network(run_network(place, SCENARIOS, seed=seed, runs=runs, workers=workers, tell=tell))
+    session.add(part, began, _postgres(place))
+
+
+def _endurance(session: _Session, place: Ground, deaths: int) -> None:
+    began = time.monotonic()
+    part = summaries.of_endurance(run_endurance(place, deaths, tell=session.say))
+    session.add(part, began, _postgres(place))
+
+
+def _simulation(session: _Session, seeds: int) -> None:
+    """The simulator belongs to the checkout, not to the package: there it is run as its users do."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / "tests" / "simulation").is_dir():
+        session.say("simulation: not run, it comes with a checkout only")
+        return
+    began = time.monotonic()
+    command = [sys.executable, "-m", "tests.simulation", "--seed", "1", "--runs", str(seeds), "--keep-going"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    part = Part("simulation")
+    found = _SIMULATED.search(done.stdout)
+    if found is not None:
+        held, of, steps = found.groups()
+        part.summary = {"seeds that hold": f"{held} of {of}", "steps": steps}
+    if done.returncode != 0 or found is None:
+        part.problems = [line for line in done.stdout.splitlines() if "violat" in line or line.startswith("seed")][:20]
+        part.problems = part.problems or [f"it ended with {done.returncode}: {done.stderr[-500:]}"]
+    session.add(part, began, "")
+
+
+def _postgres(place: Ground) -> str:
+    with connect(place.dsn) as connection:
+        row = connection.execute("show server_version").fetchone()
+        return str(row[0]).split()[0] if row else "unknown"
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+@app.command("points")
+def _command_points(
+    report: Report = None,
+    runs: Annotated[int, typer.Option(help="Runs of each row; where both are killed, at least 2.")] = 1,
+    workers: Workers = 4,
+    only: Annotated[str, typer.Option(help="Only rows whose name contains this.")] = "",
+) -> None:
+    """Kill child, parent and both at every kill point, in both modes."""
+    _on_ground(report, lambda session, place: _points(session, place, runs, workers, only))
+
+
+@app.command("nth")
+def _command_nth(report: Report = None, workers: Workers = 4) -> None:
+    """Kill who crosses the n-th sync point, for every n."""
+    _on_ground(report, lambda session, place: _nth(session, place, workers))
+
+
+@app.command("random")
+def _command_random(
+    report: Report = None,
+    seed: Seed = 1,
+    runs: Annotated[int, typer.Option(help="How many seeds.")] = 10,
+    workers: Workers = 2,
+    logs: Annotated[Path | None, typer.Option(help="Where logs of runs that are not ok go.")] = None,
+) -> None:
+    """Kill children, parent, guard, sessions, backends and PostgreSQL at random, under load."""
+    _on_ground(report, lambda session, place: _random(session, place, seed, runs, workers, logs))
+
+
+@app.command("network")
+def _command_network(
+    report: Report = None,
+    seed: Seed = 1,
+    runs: Annotated[int, typer.Option(help="Runs of each scenario.")] = 1,
+    workers: Workers = 3,
+) -> None:
+    """Put a network in between that cuts, freezes, delays and loses answers."""
+    _on_ground(report, lambda session, place: _network(session, place, seed, runs, workers))
+
+
+@app.command("all")
+def _command_all(
+    report: Report = None,
+    seed: Seed = 1,
+    runs: Annotated[int, typer.Option(help="Runs of each kill point.")] = 2,
+    random_runs: Annotated[int, typer.Option(help="Random stories.")] = 12,
+    simulate: Annotated[int, typer.Option(help="Seeds of the simulator, in a checkout.")] = 500,
+    workers: Workers = 4,
+) -> None:
+    """Every mode once, in minutes."""
+
+    def work(session: _Session, place: Ground) -> None:
+        _points(session, place, runs, workers)
+        _nth(session, place, workers)
+        _random(session, place, seed, random_runs, max(1, workers // 2), None)
+        _network(session, place, seed, 1, workers)
+        if simulate:
+            _simulation(session, simulate)
+
+    _on_ground(report, work)
+
+
+@app.command("soak")
+def _command_soak(
+    report: Report = None,
+    seed: Seed = 1,
+    runs: Annotated[int, typer.Option(help="Random stories.")] = 500,
+    deaths: Annotated[int, typer.Option(help="Deaths under one supervisor, watched for leaks.")] = 1000,
+    simulate: Annotated[int, typer.Option(help="Seeds of the simulator, in a checkout.")] = 10_000,
+    workers: Annotated[int, typer.Option(help="Random stories at the same time.")] = 3,
+    logs: Annotated[Path | None, typer.Option(help="Where logs of runs that are not ok go.")] = None,
+) -> None:
+    """The long ones: hundreds of random stories, a thousand deaths, thousands of simulated worlds."""
+
+    def work(session: _Session, place: Ground) -> None:
+        _endurance(session, place, deaths)
+        if simulate:
+            _simulation(session, simulate)
+        _random(session, place, seed, runs, workers, logs)
+
+    _on_ground(report, work)
+
+
+def _on_ground(report: Path | None, work: Callable[[_Session, Ground], None]) -> None:
+    session = _Session(report)
+    os.umask(0o022)  # folders of ours must be passable for PostgreSQL's user
+    with ground(say=session.say) as place:
+        work(session, place)
+    session.end()
