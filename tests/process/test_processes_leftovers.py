@@ -80,7 +80,8 @@ async def test_a_helper_that_nobody_waits_for_goes_with_its_message(tmp_path: Pa
 
 async def test_a_helper_that_is_kept_for_the_next_message_stays(tmp_path: Path) -> None:
     """A pool or driver that a handler makes at its first message is not broken by its end."""
-    body = "if not kept: kept.append(subprocess.Popen(['sleep', '999']))\ntell(kept[0].pid)\nassert kept[0].poll() is None"
+    first = "if not kept: kept.append(subprocess.Popen(['sleep', '999']))\n"
+    body = first + "tell(kept[0].pid)\nassert kept[0].poll() is None"
     async with world(spec_for(tmp_path, "kept = []\n" + handler(body))) as it:
         child = await it.ready()
         for _ in range(3):
