@@ -15,6 +15,7 @@ SITES: Final[dict[str, float]] = {
     "settle.refused": 0.2,
     "settle.lost": 0.2,
     "settle.item": 0.1,
+    "settle.impossible": 0.03,
     "fetch.refused": 0.3,
     "reckon.refused": 0.3,
     "reckon.lost": 0.2,

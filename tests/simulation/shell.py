@@ -11,7 +11,7 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shared.pgmq.records import Ack, ReckonOutcome, SettleItem, SettleOutcome, SettleResult
+from shared.pgmq.records import Ack, ReckonOutcome, SettleFailure, SettleItem, SettleOutcome, SettleResult
 from supervisor.core import commands as c
 from supervisor.core import events as e
 from supervisor.core import happenings as h
@@ -275,13 +275,15 @@ class Shell:
             return
         queue, hit = self.world.queues[name], self.world.faults.hit
 
+        def settle_one(item: SettleItem) -> SettleResult:
+            if hit("settle.item"):
+                return SettleResult(item.claim_id, SettleOutcome.FAILED, "refused")
+            if hit("settle.impossible"):
+                return SettleResult(item.claim_id, SettleOutcome.FAILED, "impossible", SettleFailure.IMPOSSIBLE)
+            return SettleResult(item.claim_id, queue.settle(self.name, item))
+
         def settle_all() -> list[SettleResult]:
-            return [
-                SettleResult(
-                    item.claim_id, SettleOutcome.FAILED if hit("settle.item") else queue.settle(self.name, item)
-                )
-                for item in items
-            ]
+            return [settle_one(item) for item in items]
 
         def told(results: list[SettleResult]) -> e.Event:
             for item in items:
@@ -289,7 +291,8 @@ class Shell:
             return e.Settled(name, tuple(results))
 
         def failed(error: str) -> e.Event:
-            return told([SettleResult(item.claim_id, SettleOutcome.FAILED, error) for item in items])
+            away = SettleFailure.AWAY
+            return told([SettleResult(item.claim_id, SettleOutcome.FAILED, error, away) for item in items])
 
         self._ask("settle", settle_all, told, failed)
 
