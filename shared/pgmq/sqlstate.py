@@ -82,6 +82,7 @@ _REMEDIES: Final = {
     "42501": "grant what is missing, or use another role",
     "53300": "use fewer connections, or raise max_connections",
 }
+_NO_PGMQ: Final = "install PGMQ (pgmq-supervisor init), or a newer one; capabilities() tells what is there"
 _NOT_INSTALLED: Final = frozenset({"3F000", "42883"})
 _NO_SUCH_QUEUE: Final = "42P01"
 
@@ -147,7 +148,7 @@ def _answered(error: BaseException, text: str, operation: str, state: str, *, of
             f"{text}; the statement was not done", operation=operation, sqlstate=state, detail=detail, retryable=True
         )
     if state.startswith("0A") or (of_pgmq and state in _NOT_INSTALLED):
-        remedy = "install PGMQ 1.11 or newer in this database: pgmq-supervisor init" if of_pgmq else None
+        remedy = _NO_PGMQ if of_pgmq else None
         return UnsupportedError(text, operation=operation, sqlstate=state, detail=detail, remedy=remedy)
     if of_pgmq and state == "P0001" and "pg_partman" in text:
         return UnsupportedError(
