@@ -22,105 +22,16 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from psycopg import conninfo
 
-from tests.support.wiretap import Answers, Statements
+from tests.support.links import PATIENCE_S, Link, Trap
 
 __all__ = ["Proxy", "Trap"]
 
 Result = TypeVar("Result")
-_PIECE: Final = 1 << 16
-_PATIENCE_S: Final = 30.0
-
-
-@dataclass(eq=False)
-class Trap:
-    """Waits for a statement that contains `text`, in any case; springs `times` times."""
-
-    text: str
-    deliver: bool
-    times: int = 1
-    _sprung: threading.Event = field(default_factory=threading.Event)
-
-    def matches(self, statement: str) -> bool:
-        """Whether this one springs it."""
-        return self.times > 0 and self.text.lower() in statement.lower()
-
-    def spring(self) -> None:
-        """Count it, and tell who waits."""
-        self.times -= 1
-        self._sprung.set()
-
-    @property
-    def sprung(self) -> bool:
-        """Whether it has sprung at least once."""
-        return self._sprung.is_set()
-
-    def wait(self, timeout_s: float = _PATIENCE_S) -> None:
-        """Wait until it has sprung."""
-        assert self._sprung.wait(timeout_s), f"no statement with {self.text!r} within {timeout_s:g} s"
-
-
-class _Link:
-    """One client's connection and the one to the server that belongs to it."""
-
-    def __init__(self, proxy: Proxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
-        self._proxy = proxy
-        self._ends = (client, server)
-        self._statements = Statements()
-        self._answers = Answers(self._statements)
-        self._swallowing: Trap | None = None
-        self.flow = asyncio.Event()
-        self.flow.set()
-        self.ended = asyncio.Event()
-
-    async def up(self, reader: asyncio.StreamReader) -> None:
-        """From the client to the server."""
-        while data := await reader.read(_PIECE):
-            await self._pass_time()
-            trap = self._proxy.look(self._statements.feed(data))
-            if trap is not None and not trap.deliver:
-                trap.spring()
-                return
-            if trap is not None:
-                self._swallowing = trap
-            await self._write(self._ends[1], data)
-
-    async def down(self, reader: asyncio.StreamReader) -> None:
-        """From the server to the client."""
-        while data := await reader.read(_PIECE):
-            await self._pass_time()
-            ready = self._answers.feed(data)
-            if self._swallowing is None:
-                await self._write(self._ends[0], data)
-            elif ready:
-                self._swallowing.spring()
-                return
-
-    async def _pass_time(self) -> None:
-        """Hold a piece of data back as long as the network is frozen or slow."""
-        await self._proxy.flow.wait()
-        await self.flow.wait()
-        if self._proxy.delay_s:
-            await asyncio.sleep(self._proxy.delay_s)
-
-    async def _write(self, writer: asyncio.StreamWriter, data: bytes) -> None:
-        writer.write(data)
-        await writer.drain()
-
-    async def wait(self) -> None:
-        """Until it is cut."""
-        await self.ended.wait()
-
-    def cut(self) -> None:
-        """End both sides at once; what was on its way is lost."""
-        self.ended.set()
-        for end in self._ends:
-            end.transport.abort()
 
 
 class Proxy:
@@ -133,7 +44,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._server: asyncio.Server | None = None
         self._port = 0
-        self._links: set[_Link] = set()
+        self._links: set[Link] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self._traps: list[Trap] = []
         self._said: list[str] = []
@@ -197,7 +108,7 @@ class Proxy:
         self._said += statements
         for statement in statements:
             for trap in self._traps:
-                if trap.matches(statement):
+                if trap.takes(statement):
                     return trap
         return None
 
@@ -250,7 +161,7 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
-        link = _Link(self, writer, server_writer)
+        link = Link(self, writer, server_writer)
         self._links.add(link)
         tasks = [asyncio.create_task(work) for work in (link.up(reader), link.down(server_reader), link.wait())]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -271,7 +182,7 @@ class Proxy:
         return self._await(inside())
 
     def _await(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     def __enter__(self) -> Self:
         """Listen."""
@@ -285,7 +196,7 @@ class Proxy:
         """End every connection and stop listening."""
         self._await(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_PATIENCE_S)
+        self._thread.join(PATIENCE_S)
         self._loop.close()
 
     async def _end(self) -> None:
@@ -293,4 +204,4 @@ class Proxy:
         self._thaw()
         self._cut()
         if self._serving:
-            await asyncio.wait(set(self._serving), timeout=_PATIENCE_S / 2)
+            await asyncio.wait(set(self._serving), timeout=PATIENCE_S / 2)
