@@ -58,7 +58,8 @@ class Proxy:
     @property
     def dsn(self) -> str:
         """The DSN by way of the proxy."""
-        return conninfo.make_conninfo(**{**self._given, "host": "127.0.0.1", "hostaddr": None, "port": self._port})
+        own: dict[str, Any] = {**self._given, "host": "127.0.0.1", "hostaddr": None, "port": self._port}
+        return conninfo.make_conninfo("", **own)
 
     @property
     def open_connections(self) -> int:
