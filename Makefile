@@ -16,6 +16,9 @@ SEED ?=
 RUNS ?=
 ARGS ?=
 
+# Most tests wait most of the time. 0: all in one process, as a debugger needs it.
+WORKERS ?= 3
+
 # The stamp names the folder that it was made in: a checkout that was moved or copied has to be installed again, and so
 # has one for which another PYTHON is asked for.
 VERSION := -c 'import sys; print(sys.version_info[:2])'
@@ -31,7 +34,7 @@ endif
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo "  variables: PYTHON=interpreter  SEED=n RUNS=n (sim, crash)  ARGS='more arguments'"
+	@echo "  variables: PYTHON=interpreter  SEED=n RUNS=n (sim, crash)  WORKERS=n (test)  ARGS='more arguments'"
 
 install: $(STAMP) ## make or refresh .venv with the package in editable mode and the tools
 
@@ -67,8 +70,8 @@ always:
 demo: install ## good, slow, flaky, crashing and hanging messages on an embedded database, with a live view
 	@$(PY) -m supervisor demo $(ARGS)
 
-test: install ## every test, on an embedded database
-	@$(PY) -m pytest $(ARGS)
+test: install ## every test, on embedded databases
+	@$(PY) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 unit: install ## the fast tests only: no database, no processes
 	@$(PY) -m pytest tests/unit $(ARGS)

@@ -60,7 +60,7 @@ def test_clean_stop(start: Start, database: str, signum: signal.Signals) -> None
     """It handles messages of a queue that it made itself, and ends with 0 on the first signal."""
     service = start(ONE, tasks=GOOD)
     send(database, "q")
-    eventually(lambda: left(database, "q") == 0, timeout_s=30, what="the message's end")
+    eventually(lambda: left(database, "q") == 0, timeout_s=60, what="the message's end")
     service.signal(signum)
     assert service.wait() == 0, service.log
 
@@ -69,7 +69,7 @@ def test_flags_are_enough(start: Start, database: str) -> None:
     """A queue and its handler may be given by flags alone."""
     service = start("", "--queue", "flags=tasks:handle", "--concurrency", "2", tasks=GOOD)
     send(database, "flags")
-    eventually(lambda: left(database, "flags") == 0, timeout_s=30, what="the message's end")
+    eventually(lambda: left(database, "flags") == 0, timeout_s=60, what="the message's end")
     assert service.stop() == 0, service.log
 
 
@@ -79,7 +79,7 @@ def test_one_broken_import_does_not_stop_the_others(start: Start, database: str,
     (tmp_path / "broken.py").write_text(broken)
     service = start(ONE + '[queues.b]\nhandler = "broken:handle"\n', tasks=GOOD)
     send(database, "q")
-    eventually(lambda: left(database, "q") == 0, timeout_s=30, what="the message's end")
+    eventually(lambda: left(database, "q") == 0, timeout_s=60, what="the message's end")
     assert "warning: queue b: " in service.log
     assert service.stop() == 0, service.log
 
@@ -94,7 +94,7 @@ def test_every_import_broken(start: Start) -> None:
 def test_signal_before_anything_was_started(start: Start, tmp_path: Path) -> None:
     """TERM while handlers are still being looked at is a clean stop."""
     service = start(ONE, tasks="open('importing', 'w').close()\nimport time\nwhile True: time.sleep(1)\n")
-    eventually((tmp_path / "importing").exists, timeout_s=30, what="the import")
+    eventually((tmp_path / "importing").exists, timeout_s=60, what="the import")
     assert service.stop() == 0, service.log
     assert "stopped before anything was started" in service.log
 
@@ -108,5 +108,5 @@ def test_an_application_with_packages_like_ours(start: Start, database: str, tmp
     (tmp_path / "shared" / "more.py").write_text("")
     service = start(ONE, tasks=tasks)
     send(database, "q")
-    eventually(lambda: left(database, "q") == 0, timeout_s=30, what="the message's end")
+    eventually(lambda: left(database, "q") == 0, timeout_s=60, what="the message's end")
     assert service.stop() == 0, service.log

@@ -83,7 +83,7 @@ def test_eight_seconds_without_a_database_under_a_lease_of_thirty_change_nothing
         on.create()
         on.send(12, 12, 4, 2, *[0.01] * 40)
         on.service.start()
-        eventually(lambda: len(runs(tmp_path)) >= 4, timeout_s=30, what="four running handlers")
+        eventually(lambda: len(runs(tmp_path)) >= 4, timeout_s=60, what="four running handlers")
         watch = Watch(on.service)
         go_away(proxy)
         pass_time(8)
@@ -138,7 +138,7 @@ def test_an_outage_longer_than_the_lease_stops_the_handler_before_its_deadline_a
         on.create()
         on.send(1)
         on.service.start()
-        eventually(lambda: runs(tmp_path), timeout_s=30, what="the handler")
+        eventually(lambda: runs(tmp_path), timeout_s=60, what="the handler")
         pass_time(5)  # it lives on renewals
         go_away(proxy, kind)
         on.service.wait_for_log('"event":"child.ended"')
@@ -170,7 +170,7 @@ def test_a_success_that_the_database_could_not_hear_in_time_is_no_attempt(
         on.create()
         on.send(1)
         on.service.start()
-        eventually(lambda: runs(tmp_path), timeout_s=30, what="the handler")
+        eventually(lambda: runs(tmp_path), timeout_s=60, what="the handler")
         go_away(proxy)
         pass_time(6)
         proxy.accept()
@@ -227,7 +227,6 @@ def test_an_outage_in_the_middle_of_many_messages_loses_nothing_and_stops_no_han
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.timeout(180)
 def test_while_the_database_is_down_the_supervisor_idles(
     tmp_path: Path, database: str, proxy: Proxy, kind: str
 ) -> None:

@@ -57,7 +57,7 @@ class RecordingActions:
         return self.unready
 
 
-async def until(look: Callable[[], object], *, timeout_s: float = 10.0) -> None:
+async def until(look: Callable[[], object], *, timeout_s: float = 90.0) -> None:
     """Let the loop turn until `look` is true."""
     async with asyncio.timeout(timeout_s):
         while not look():  # noqa: ASYNC110 - what is looked at sets no event

@@ -54,7 +54,7 @@ def open_client(face: str, dsn: str, **options: Any) -> Any:
     return AsyncClient(dsn, **options) if face == "asyncio" else _Awaited(Client(dsn, **options))
 
 
-async def until(look: Callable[[], Any], *, timeout_s: float = 20.0, what: str = "it") -> None:
+async def until(look: Callable[[], Any], *, timeout_s: float = 90.0, what: str = "it") -> None:
     """Look again and again until the answer is true, and let others work meanwhile; fail after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     never = asyncio.Event()

@@ -49,7 +49,7 @@ class Stage:
         cursor = self.connection.execute(statement, parameters or None)  # type: ignore[call-overload]
         return list(cursor.fetchall())
 
-    def until_empty(self, queue: str = "jobs", timeout_s: float = 60.0) -> None:
+    def until_empty(self, queue: str = "jobs", timeout_s: float = 90.0) -> None:
         """Wait until nothing is left in the queue."""
         eventually(lambda: self.left(queue) == 0, timeout_s=timeout_s, what=f"an empty queue {queue}")
 

@@ -68,7 +68,7 @@ class Service:
         """Send a signal to the parent alone."""
         self.process.send_signal(signum)
 
-    def wait_for_log(self, text: str, timeout_s: float = 30.0) -> None:
+    def wait_for_log(self, text: str, timeout_s: float = 90.0) -> None:
         """Wait until `text` stands in the log."""
         eventually(
             lambda: text in self.log or self.process.poll() is not None,

@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 _never = threading.Event()
 
 
-def eventually(look: Callable[[], Result], *, timeout_s: float = 10.0, what: str = "it") -> Result:
+def eventually(look: Callable[[], Result], *, timeout_s: float = 90.0, what: str = "it") -> Result:
     """Look again and again until the answer is true, and return it; fail after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
