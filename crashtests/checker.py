@@ -70,7 +70,7 @@ def _fail(rule: str, text: str) -> Finding:
     return Finding(Verdict.FAIL, rule, text)
 
 
-def nothing_is_lost(truth: Truth, allowed: Allowed) -> Iterator[Finding]:
+def nothing_is_lost(truth: Truth, _allowed: Allowed) -> Iterator[Finding]:
     """Every message is acknowledged, dead-lettered or still there; and each of it once."""
     found = Counter(acked.op for acked in truth.acked)
     found.update(letter.op for letter in truth.letters)
@@ -84,7 +84,7 @@ def nothing_is_lost(truth: Truth, allowed: Allowed) -> Iterator[Finding]:
         yield _fail("invented", f"{op} was never sent")
 
 
-def queues_are_empty(truth: Truth, allowed: Allowed) -> Iterator[Finding]:
+def queues_are_empty(truth: Truth, _allowed: Allowed) -> Iterator[Finding]:
     """Everything comes to its end."""
     for left in truth.left:
         yield _fail("left", f"{left.op} is still in {left.queue}")
@@ -103,7 +103,7 @@ def acks_have_effects(truth: Truth, allowed: Allowed) -> Iterator[Finding]:
             yield _fail("ack without commit", f"{acked.op} has {truth.business[acked.op]} business rows")
 
 
-def commits_have_acks(truth: Truth, allowed: Allowed) -> Iterator[Finding]:
+def commits_have_acks(truth: Truth, _allowed: Allowed) -> Iterator[Finding]:
     """Transactional: a business row and the acknowledgement of its message are one commit."""
     acked = {found.op for found in truth.acked}
     for op in truth.business:
@@ -158,7 +158,7 @@ def nothing_stays_behind(truth: Truth, allowed: Allowed) -> Iterator[Finding]:
         yield _fail("exit code", "it did not stop in time" if truth.exit_code is None else str(truth.exit_code))
 
 
-def ledger_is_whole(truth: Truth, allowed: Allowed) -> Iterator[Finding]:
+def ledger_is_whole(truth: Truth, _allowed: Allowed) -> Iterator[Finding]:
     """A torn line says that something happened, not what."""
     if truth.torn:
         yield Finding(Verdict.UNKNOWN, "torn ledger", f"{truth.torn} lines cannot be read")

@@ -1,4 +1,4 @@
-"""The generator: from a seed to a story, which says what is sent and when what is killed. The same seed, the same story.
+"""The generator: from a seed to a story, which says what is sent and when what is killed. A seed is a story.
 
 How the story goes on between two faults is the machine's; what is done to it is not.
 """

@@ -91,7 +91,7 @@ class Ground:
 
     @contextlib.contextmanager
     def database(self) -> Iterator[str]:
-        """A fresh database with PGMQ, dropped afterwards whoever is still connected. On a foreign server: the given one."""
+        """A fresh database with PGMQ, dropped afterwards whoever is connected. On a foreign server: the given one."""
         template = self._make_template()
         if self.server is None:
             yield self.dsn

@@ -21,10 +21,18 @@ never run says "not run". What each failure *should* lead to stands in the failu
 "duplicate" is a handler that ran again. The same seed tells the same story: `python -m crashtests random --seed N`.
 """
 
+_HOW_POINTS: Final = """\
+The victim stands still at the sync point, or is killed while the other process does; where both are killed, in both
+orders. After each kill the row is read before anybody can react, and again when all is quiet.
+"""
+
 # What the harness cannot bring about: said here, so that nobody takes silence for success.
 _ELSEWHERE: Final = (
     ("memory limits and OOM kills by cgroup v2", "unit tests only; needs a machine whose memory controller is v2"),
-    ("promotion of a hot standby, failover that loses commits", "integration tests of the fence; no second server here"),
+    (
+        "promotion of a hot standby, failover that loses commits",
+        "integration tests of the fence; no second server here",
+    ),
     ("storage corruption, code after memory corruption", "outside the failure model"),
 )
 
@@ -86,8 +94,8 @@ def _points(part: Part | None) -> list[str]:
     rows = []
     for case in CASES:
         row = seen.get(case.name)
-        head = (case.point, case.victim, case.mode, f"`{case.at}`")
-        tail: tuple[Any, ...] = (0, case.expected, _NOT_RUN, f"– / {case.runs - 1}", _NOT_RUN)
+        head: tuple[Any, ...] = (case.point, case.victim, case.mode, f"`{case.at}`")
+        tail: tuple[Any, ...] = (0, case.expected, _NOT_RUN, f"0 / {case.runs - 1}", _NOT_RUN)
         if row is not None:
             same = row["seen"] == case.expected
             tail = (
@@ -98,11 +106,10 @@ def _points(part: Part | None) -> list[str]:
                 row["result"],
             )
         rows.append((*head, *tail))
-    head = ("point", "victim", "mode", "held at", "runs", "expected", "seen", "duplicates seen / allowed", "result")
+    columns = ("point", "victim", "mode", "held at", "runs", "expected", "seen", "duplicates seen / allowed", "result")
     lines = [
-        "The victim stands still at the sync point, or is killed while the other process does. Where both are killed, "
-        "in both orders. After each kill the row is read before anybody can react, and again when all is quiet.\n",
-        *_table(head, rows),
+        _HOW_POINTS,
+        *_table(columns, rows),
     ]
     return lines + (_figure_lines(part) if part is not None else [])
 

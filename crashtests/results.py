@@ -1,4 +1,4 @@
-"""Results on disk: one JSON file beside the report, a part for each mode, each with its date, its seed and its versions.
+"""Results on disk: one JSON file beside the report, a part for each mode, each with its date and its versions.
 
 A part that is run again replaces its former result, and no other: the report can say of each what it is based on.
 """

@@ -12,9 +12,7 @@ from typing import Any, Final
 import psycopg
 
 from crashtests.ground import Session, connect, private_folder
-from crashtests.ledger import Sent, Truth, read_ledger, read_row, read_truth
-from crashtests.ledger import Entry as LedgerEntry
-from crashtests.ledger import Row
+from crashtests.ledger import Entry, Row, Sent, Truth, read_ledger, read_row, read_truth
 from crashtests.processes import title_of, wait_until
 from crashtests.rendezvous import Rendezvous
 from crashtests.stage import Queue, Stage
@@ -114,14 +112,14 @@ class Scene:
             by_queue.setdefault(sent.queue, []).append(sent.msg_id)
         try:
             for queue, ids in by_queue.items():
-                found = self.session().execute(f"select 1 from pgmq.q_{queue} where msg_id = any(%s) limit 1", [ids])  # type: ignore[arg-type]
+                found = self.session().execute(f"select 1 from pgmq.q_{queue} where msg_id = any(%s) limit 1", [ids])
                 if found.fetchone() is not None:
                     return False
         except psycopg.OperationalError:
             return False
         return True
 
-    def entries(self, op: str) -> list[LedgerEntry]:
+    def entries(self, op: str) -> list[Entry]:
         """What its handlers have written so far."""
         return [entry for entry in read_ledger(self.ledger)[0] if entry.op == op]
 
@@ -132,7 +130,7 @@ class Scene:
     def archived_read_ct(self, sent: Sent) -> int | None:
         """In which delivery it was acknowledged; None: it was not."""
         found = self.session().execute(
-            f"select read_ct from pgmq.a_{sent.queue} where msg_id = %s",  # type: ignore[arg-type]
+            f"select read_ct from pgmq.a_{sent.queue} where msg_id = %s",
             [sent.msg_id],
         )
         row = found.fetchone()

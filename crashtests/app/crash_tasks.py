@@ -2,8 +2,10 @@
 
 Every external effect is one line in a ledger, appended and fsynced before the handler goes on: what stands there has
 happened, whatever is killed next. The body says what to do: {"op": its name, "sleep_ms": ..., "ends": how its first
-attempt ends ("raise", "exit", "kill"), "leaves": True to leave a daemon behind}.
+attempt ends ("raise", "exit", "kill"), "leaves": True to leave a daemon behind, "door": True to stand still half way}.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -11,11 +13,12 @@ import signal
 import socket
 import subprocess
 import time
+from typing import Any
 
 LEDGER = os.environ["CRASHTESTS_LEDGER"]
 
 
-def note(message, what):
+def note(message: Any, what: str) -> None:
     """Append one fsynced line."""
     entry = {
         "op": message.body["op"],
@@ -34,7 +37,7 @@ def note(message, what):
         os.close(fd)
 
 
-def door(message):
+def door(message: Any) -> None:
     """Stand still in the middle of the work, where a harness listens: the same words as at a sync point."""
     path, token = os.environ.get("PGMQ_SUPERVISOR_SYNC"), os.environ.get("PGMQ_SUPERVISOR_SYNC_TOKEN")
     if not path or not token or not message.body.get("door"):
@@ -50,7 +53,7 @@ def door(message):
         return
 
 
-def misbehave(message):
+def misbehave(message: Any) -> None:
     """End the first attempt as the body asks."""
     if message.attempt > 1:
         return
@@ -63,14 +66,14 @@ def misbehave(message):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def work(message):
+def work(message: Any) -> None:
     """The time that it takes, and what it leaves behind."""
     if message.body.get("leaves"):
-        subprocess.Popen(["sleep", "600"], start_new_session=True)  # a daemon like any other
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
     time.sleep(message.body.get("sleep_ms", 0) / 1000)
 
 
-def handle(message):
+def handle(message: Any) -> None:
     """Regular: an effect in two halves, and a door between them."""
     note(message, "begin")
     note(message, "half")
@@ -81,7 +84,7 @@ def handle(message):
     note(message, "end")
 
 
-def book(message, tx):
+def book(message: Any, tx: Any) -> None:
     """Transactional: a business row with a unique operation id, and an external effect."""
     note(message, "begin")
     note(message, "half")

@@ -183,7 +183,9 @@ _IN_HAND: Final = 4
 
 SCENARIOS: Final = (
     Scenario("connections cut 5 times under load", "nothing lost", 5 * _IN_HAND, _cut_again_and_again),
-    Scenario("frozen within a lease", "nothing lost, only transactions may run again", _IN_HAND, _freeze_within_a_lease),
+    Scenario(
+        "frozen within a lease", "nothing lost, only transactions may run again", _IN_HAND, _freeze_within_a_lease
+    ),
     Scenario("frozen beyond a lease", "leases lapse, their handlers run again", 2 * _IN_HAND, _freeze_beyond_a_lease),
     Scenario("every packet late by 20 to 60 ms", "only slower", 0, _late),
     Scenario("cut and refused for half a lease", "nothing lost, transactions run again", _IN_HAND, _away),

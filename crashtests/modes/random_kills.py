@@ -21,12 +21,15 @@ from crashtests.generator import CONCURRENCY, Fault, FaultKind, Story, tell_stor
 from crashtests.ground import Ground, ground
 from crashtests.processes import Process, wait_until
 from crashtests.scene import LEASE_S, TRANSACTIONAL, Scene, scene, usual_queues
+from crashtests.stage import Stage
 
 __all__ = ["RandomRun", "run_random", "run_story"]
 
 _BEGIN_S: Final = 60.0
 _END_S: Final = 120.0
 _AGAIN_S: Final = 0.5  # a supervisor that ended by itself is started again not faster than this
+_SERVER_SIGNALS: Final = {FaultKind.POSTGRES: signal.SIGQUIT, FaultKind.POSTMASTER: signal.SIGKILL}
+_BACKENDS: Final = frozenset({FaultKind.SESSION, FaultKind.BACKEND})
 _MANY: Final = "1000"  # attempts and deaths: here nothing deserves a dead letter
 
 
@@ -91,7 +94,7 @@ def _live_through(place: Ground, stand: Scene, story: Story) -> None:
     for work in story.works:
         stand.send(work.queue, work.op, **work.body)
     stand.stage.start()
-    wait_until(lambda: stand.ledger.exists(), _BEGIN_S)
+    wait_until(stand.ledger.exists, _BEGIN_S)
     began = time.monotonic()
     for fault in story.faults:
         _keep_running(stand, until=began + fault.at_s)
@@ -118,12 +121,26 @@ def _keep_running(stand: Scene, *, until: float) -> None:
 
 def _commit(place: Ground, stand: Scene, fault: Fault) -> None:
     """Do it, and start again what a service manager would start again."""
-    stage = stand.stage
+    if fault.kind in _SERVER_SIGNALS:
+        _end_server(place, _SERVER_SIGNALS[fault.kind])
+    elif fault.kind in _BACKENDS:
+        with contextlib.suppress(psycopg.OperationalError):  # the server is down already
+            _end_a_session(stand, fault)
+    else:
+        _trouble_supervisor(stand.stage, fault)
+    time.sleep(fault.pause_s)
+    if place.server is not None:
+        place.server.start()
+
+
+def _trouble_supervisor(stage: Stage, fault: Fault) -> None:
     match fault.kind:
         case FaultKind.CHILD:
             _kill(_some(stage.children(), fault.pick))
         case FaultKind.CHILDREN:
             _kill(stage.children())
+        case FaultKind.GUARD:
+            _kill(stage.guards())
         case FaultKind.PARENT:
             stage.parent.kill()
         case FaultKind.PARENT_AND_GUARD:
@@ -131,25 +148,12 @@ def _commit(place: Ground, stand: Scene, fault: Fault) -> None:
             stage.parent.freeze()
             _kill(guards)
             stage.parent.kill()
-        case FaultKind.GUARD:
-            _kill(stage.guards())
-        case FaultKind.FREEZE:
+        case FaultKind.DEPLOY:
+            stage.stop()
+        case _:
             if stage.parent.freeze():
                 time.sleep(LEASE_S * 1.5)
                 stage.parent.thaw()
-        case FaultKind.DEPLOY:
-            stage.stop()
-        case FaultKind.SESSION:
-            with contextlib.suppress(psycopg.OperationalError):
-                _end_a_session(stand, fault.pick)
-        case FaultKind.BACKEND:
-            with contextlib.suppress(psycopg.OperationalError):
-                _kill(_some(_backends(stand), fault.pick))
-        case FaultKind.POSTGRES | FaultKind.POSTMASTER:
-            _end_server(place, signal.SIGQUIT if fault.kind is FaultKind.POSTGRES else signal.SIGKILL)
-    time.sleep(fault.pause_s)
-    if place.server is not None:
-        place.server.start()
 
 
 def _some(pids: list[int], pick: float) -> list[int]:
@@ -162,21 +166,25 @@ def _kill(pids: list[int]) -> None:
             process.kill()
 
 
-def _backends(stand: Scene) -> list[int]:
+def _end_a_session(stand: Scene, fault: Fault) -> None:
+    """One of the supervisor's: ended in order by its server, or its backend killed, which restarts the server."""
     found = stand.session().execute(
         "select pid from pg_stat_activity where datname = current_database()"
         " and pid <> pg_backend_pid() and backend_type = 'client backend' order by backend_start, pid"
     )
-    return [pid for (pid,) in found]
-
-
-def _end_a_session(stand: Scene, pick: float) -> None:
-    for pid in _some(_backends(stand), pick):
+    chosen = _some([pid for (pid,) in found], fault.pick)
+    if fault.kind is FaultKind.BACKEND:
+        _kill(chosen)
+        return
+    for pid in chosen:
         stand.session().execute("select pg_terminate_backend(%s)", [pid])
 
 
 def _end_server(place: Ground, number: signal.Signals) -> None:
     assert place.server is not None, "somebody else's server is not killed"
-    with contextlib.suppress(ProcessLookupError), contextlib.closing(Process(place.server.postmaster_pid)) as postmaster:
+    with (
+        contextlib.suppress(ProcessLookupError),
+        contextlib.closing(Process(place.server.postmaster_pid)) as postmaster,
+    ):
         postmaster.signal(number)
         postmaster.wait_gone(30.0)

@@ -41,6 +41,7 @@ def run(
         str, typer.Option(help="The message, JSON; {operation_id} in its texts becomes a fresh id for each message.")
     ] = _DEFAULT_BODY,
     lines: Annotated[int, typer.Option(help="Before how many of the handler's lines it is killed.", min=0)] = 12,
+    only: Annotated[str, typer.Option(help="Only points whose name contains this, for example: before commit.")] = "",
     workers: Annotated[
         int, typer.Option(help="Trials at the same time; 0: 3 where the probe counts one message, else 1.", min=0)
     ] = 0,
@@ -62,7 +63,7 @@ def run(
             def tell(one: Judged) -> None:
                 say.print(f"{one.kind:9} {_where(one)}", markup=False)
 
-            outcome = try_handler(place, subject, asked, lines=lines, workers=side_by_side, tell=tell)
+            outcome = try_handler(place, subject, asked, lines=lines, only=only, workers=side_by_side, tell=tell)
     except (NoUse, ProbeFailed, SupervisorError, psycopg.Error) as error:
         say.print(f"crashtests: {error}", markup=False)
         raise typer.Exit(_USAGE) from error

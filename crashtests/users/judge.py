@@ -53,7 +53,9 @@ def judge(place: Place, seen: Seen, *, expected: Counts, inside: frozenset[str])
         return Judged(place, Kind.UNKNOWN, seen, "the message did not come to its end in time")
     if seen.end is End.DEAD_LETTERED:
         if done:
-            text = f"{_list(done)} done, and the message dead-lettered: the second run failed on what the first had done"
+            text = (
+                f"{_list(done)} done, and the message dead-lettered: the second run failed on what the first had done"
+            )
             return Judged(place, Kind.HALF_DONE, seen, text)
         return Judged(place, Kind.LOST, seen, "dead-lettered without an effect: one kill used up what it was allowed")
     if missing and not done:
@@ -94,8 +96,8 @@ def advise(mode: Mode, judged: Sequence[Judged], inside: frozenset[str]) -> list
         )
     if Kind.HALF_DONE in kinds:
         advice.append(
-            "half-done: what a first run had done makes the second one fail, or skip the rest. Let each step find out by "
-            "a stable operation id (from the message's body, not from the attempt) that it is done, and go on."
+            "half-done: what a first run had done makes the second one fail, or skip the rest. Let each step ask by "
+            "a stable operation id (from the message's body, not from the attempt) whether it is done, and go on."
         )
     if Kind.REPEATED_INSIDE in kinds:
         advice.append(

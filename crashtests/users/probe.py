@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TextIO
 
 __all__ = ["Counts", "Probe", "ProbeFailed", "call_setup"]
 
@@ -110,8 +110,8 @@ def call_setup(reference: str, app_dir: Path, dsn: str) -> None:
         raise ProbeFailed(f"--setup {reference} failed:\n{done.stderr.strip()}")
 
 
-def _is_real(stream: object) -> bool:
+def _is_real(stream: TextIO) -> bool:
     try:
-        return stream.fileno() >= 0  # type: ignore[attr-defined]
+        return stream.fileno() >= 0
     except (AttributeError, OSError, ValueError):
         return False

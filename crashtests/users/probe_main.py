@@ -5,44 +5,49 @@ The probe is called with those of them that it names, and with `connection` wher
 first parameter with another name gets the body. Imports nothing of ours.
 """
 
+from __future__ import annotations
+
 import importlib
 import inspect
 import json
 import socket
 import sys
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 
-def load(reference):
+def load(reference: str) -> Callable[..., Any]:
     """The function."""
     module, _, path = reference.partition(":")
-    target = importlib.import_module(module)
+    target: Any = importlib.import_module(module)
     for name in path.split("."):
         target = getattr(target, name)
-    return target
+    found: Callable[..., Any] = target
+    return found
 
 
 class Probe:
     """One function, and a session for it where it wants one."""
 
-    def __init__(self, function):
+    def __init__(self, function: Callable[..., Any]) -> None:
         """Look at its parameters."""
+        parameters = inspect.signature(function).parameters.items()
         self.function = function
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        signature = inspect.signature(function)
-        self.positional = [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]
-        self.named = [
-            name for name, parameter in signature.parameters.items() if parameter.kind is parameter.KEYWORD_ONLY
+        self.named = [name for name, found in parameters if found.kind is found.KEYWORD_ONLY]
+        self.positional = [
+            name for name, found in parameters if found.kind in (found.POSITIONAL_ONLY, found.POSITIONAL_OR_KEYWORD)
         ]
-        self.session = None
+        self.session: Any = None
+        self.dsn = ""
 
-    def wants(self):
+    def wants(self) -> list[str]:
         """Names of what it is given."""
         return self.positional + self.named
 
-    def call(self, given):
+    def call(self, given: dict[str, Any]) -> Any:
         """Call it with what it names."""
-        values = {**given, "message": given["body"], "conn": None, "connection": None}
+        values = {**given, "message": given["body"]}
         if {"conn", "connection"} & set(self.wants()):
             values["conn"] = values["connection"] = self.connect(given["dsn"])
         arguments = []
@@ -55,9 +60,9 @@ class Probe:
                 break
         return self.function(*arguments, **{name: values[name] for name in self.named if name in values})
 
-    def connect(self, dsn):
+    def connect(self, dsn: str) -> Any:
         """One session for each database."""
-        import psycopg
+        import psycopg  # noqa: PLC0415 - only for probes that look into the database
 
         if self.session is None or self.session.closed or self.session.broken or self.dsn != dsn:
             if self.session is not None:
@@ -67,38 +72,39 @@ class Probe:
         return self.session
 
 
-def counts_of(found):
+def counts_of(found: Any) -> dict[str, int]:
     """Any of what a probe may return, as counts by name."""
     if isinstance(found, dict):
         return {str(name): int(count) for name, count in found.items()}
-    if isinstance(found, (int, float)):
+    if isinstance(found, int | float):
         return {"effects": int(found)}
     if hasattr(found, "__len__"):
         return {"effects": len(found)}
     raise TypeError(f"a probe returns a number, a list, or a dict of numbers, not {found!r}")
 
 
-def main():
+def main() -> None:
     """Answer until the harness closes its end."""
     reference, app_dir, fd = sys.argv[1:4]
     sys.path[0] = app_dir
     lines = socket.socket(fileno=int(fd)).makefile("rwb")
 
-    def say(what):
+    def say(what: dict[str, Any]) -> None:
         lines.write(json.dumps(what).encode() + b"\n")
         lines.flush()
 
     try:
         probe = Probe(load(reference))
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - a module may raise or exit as it likes while it is imported
         say({"error": traceback.format_exc()})
         return
     say({"wants": probe.wants()})
     for line in lines:
         try:
             say({"counts": counts_of(probe.call(json.loads(line)))})
-        except Exception:
+        except Exception:  # noqa: BLE001 - the boundary of somebody else's function
             say({"error": traceback.format_exc()})
 
 
-main()
+if __name__ == "__main__":
+    main()

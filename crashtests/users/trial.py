@@ -177,9 +177,9 @@ class Theatre:
         """Send one, invisible yet, and count its effects from what there was before."""
         operation_id = secrets.token_hex(8)
         body = self._subject.body_for(operation_id)
-        found = self._scene.session().execute(
-            "select pgmq.send(%s, %s::jsonb, 3600)", [QUEUE, json.dumps(body)]
-        ).fetchone()
+        found = (
+            self._scene.session().execute("select pgmq.send(%s, %s::jsonb, 3600)", [QUEUE, json.dumps(body)]).fetchone()
+        )
         assert found is not None
         sent = Sent(operation_id, QUEUE, int(found[0]))
 
@@ -197,7 +197,7 @@ class Theatre:
         """Make it visible, and nudge the supervisor as an insert would."""
         session = self._scene.session()
         session.execute(f"update pgmq.q_{QUEUE} set vt = clock_timestamp() where msg_id = %s", [sent.msg_id])
-        session.execute(f"notify \"pgmq.q_{QUEUE}.INSERT\"")
+        session.execute(f'notify "pgmq.q_{QUEUE}.INSERT"')
 
     def _finish(
         self,
@@ -229,7 +229,7 @@ def _lacks(counts: Counts, enough: Counts | None) -> bool:
 
 @contextlib.contextmanager
 def theatre(dsn: str, subject: Subject, probe: Probe, *, wrapped: bool, first_id: int = 1) -> Iterator[Theatre]:
-    """Set one up on a database. `wrapped`: the handler can be held before its lines. Message ids begin at `first_id`."""
+    """Set one up on a database. `wrapped`: the handler can be held before its lines. Ids begin at `first_id`."""
     handler = "crash_wrapper:handle" if wrapped else subject.handler
     queue = Queue(QUEUE, handler, str(subject.mode), _OPTIONS)
     with contextlib.ExitStack() as stack:
@@ -243,8 +243,5 @@ def theatre(dsn: str, subject: Subject, probe: Probe, *, wrapped: bool, first_id
         place.stage.add_environ({"CRASHTESTS_LINE": os.fspath(line_file)})
         place.create_queues()
         with contextlib.suppress(psycopg.Error):  # an owner of other rights goes on with ids from 1
-            place.session().execute(
-                f"alter table pgmq.q_{QUEUE} alter column msg_id restart with {first_id:d}"  # type: ignore[arg-type]
-            )
+            place.session().execute(f"alter table pgmq.q_{QUEUE} alter column msg_id restart with {first_id:d}")
         yield Theatre(place, subject, probe, line_file, dsn)
-

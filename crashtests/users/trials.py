@@ -1,8 +1,8 @@
 """All trials of a handler: undisturbed first, then every kill point, then its own lines.
 
-    watch (plain)   ─▶ what effects there are when nothing happens, and which of them the transaction hides
-    watch (wrapped) ─▶ the lines of the handler, in order
-    kill, kill, ... ─▶ judged one by one
+watch (plain)   ─▶ what effects there are when nothing happens, and which of them the transaction hides
+watch (wrapped) ─▶ the lines of the handler, in order
+kill, kill, ... ─▶ judged one by one
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def try_handler(
     *,
     lines: int,
     workers: int,
+    only: str = "",
     tell: Callable[[Judged], None] = lambda _: None,
 ) -> Outcome:
     """Try everything. Raises `NoUse`."""
@@ -61,7 +62,8 @@ def try_handler(
         name for name in expected if subject.mode is Mode.TRANSACTIONAL and hidden.get(name, 0) < expected[name]
     )
     with ground.database() as dsn, theatre(dsn, subject, probe, wrapped=True) as stand:
-        places = _places(subject.mode, _lines(stand) if lines > 0 else [], lines)
+        wanted = lines if only in Point.DURING else 0
+        places = [place for place in _places(subject.mode, _lines(stand, wanted), wanted) if only in place.point]
     parts = [places[first::workers] for first in range(min(workers, len(places)))]
 
     def work(number: int) -> list[Judged]:
@@ -86,7 +88,9 @@ def _watch(stand: Theatre, subject: Subject) -> Seen:
     return seen
 
 
-def _lines(stand: Theatre) -> list[str]:
+def _lines(stand: Theatre, wanted: int) -> list[str]:
+    if not wanted:
+        return []
     try:
         return stand.lines()
     except NotReached:
@@ -94,11 +98,13 @@ def _lines(stand: Theatre) -> list[str]:
 
 
 def choose_lines(places: Sequence[str], most: int) -> list[tuple[int, str]]:
-    """(position, place) of at most `most` lines, each place once, evenly spread over the run of the handler."""
+    """(position, place) of at most `most` lines, evenly spread; of one that runs often its first and last run."""
     first: dict[str, int] = {}
+    last: dict[str, int] = {}
     for position, place in enumerate(places, start=1):
         first.setdefault(place, position)
-    found = sorted((position, place) for place, position in first.items())
+        last[place] = position
+    found = sorted({(position, place) for ends in (first, last) for place, position in ends.items()})
     if len(found) <= most:
         return found
     step = (len(found) - 1) / max(1, most - 1)

@@ -5,6 +5,8 @@ before which line of the next call it stands still, counted from 1 in the order 
 the lines that were run are told at the end; -1: nothing is traced.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import importlib
@@ -13,28 +15,32 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 APP = os.path.realpath(os.environ["CRASHTESTS_APP"]) + os.sep
 FOREIGN = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
-MOST_PLACES = 5000
+MOST_PLACES = 2000
 
 
-def load(reference):
+def load(reference: str) -> Callable[..., Any]:
     """The handler itself."""
     module, _, path = reference.partition(":")
-    target = importlib.import_module(module)
+    target: Any = importlib.import_module(module)
     for name in path.split("."):
         target = getattr(target, name)
-    return target
+    found: Callable[..., Any] = target
+    return found
 
 
-def wanted_line():
+def wanted_line() -> int:
     """What the file says now."""
     with open(os.environ["CRASHTESTS_LINE"], encoding="ascii") as file:
         return int(file.read())
 
 
-def meet(point, **ids):
+def meet(point: str, **ids: object) -> None:
     """Stand still until the harness lets us go on: the same words as at a sync point."""
     question = {"process": "handler", "point": point, "hit": 1, "pid": os.getpid(), "ids": ids}
     question["token"] = os.environ["PGMQ_SUPERVISOR_SYNC_TOKEN"]
@@ -44,8 +50,8 @@ def meet(point, **ids):
         meeting.recv(4096)
 
 
-@functools.lru_cache(maxsize=None)
-def counts(filename):
+@functools.cache
+def counts(filename: str) -> bool:
     """Whether the lines of a file are the application's own."""
     path = os.path.realpath(filename)
     return path.startswith(APP) and not any(part in path for part in FOREIGN)
@@ -54,33 +60,33 @@ def counts(filename):
 class Lines:
     """Counts the application's lines while the handler runs on this thread."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         """Ask what is wanted."""
         self.wanted = wanted_line()
         self.count = 0
-        self.places = []
+        self.places: list[str] = []
 
-    def enter(self, frame, event, _argument):
+    def enter(self, frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
         """A call: follow it where it is the application's."""
         return self.line if event == "call" and counts(frame.f_code.co_filename) else None
 
-    def line(self, frame, event, _argument):
+    def line(self, frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
         """A line is about to run."""
         if event == "line":
             self.count += 1
-            place = f"{os.path.realpath(frame.f_code.co_filename)[len(APP):]}:{frame.f_lineno}"
+            place = f"{os.path.realpath(frame.f_code.co_filename)[len(APP) :]}:{frame.f_lineno}"
             if len(self.places) < MOST_PLACES:
                 self.places.append(place)
             if self.count == self.wanted:
                 meet("handler.line", place=place, count=self.count)
         return self.line
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         """Begin."""
         if self.wanted >= 0:
             sys.settrace(self.enter)
 
-    def __exit__(self, *_error):
+    def __exit__(self, *_error: object) -> None:
         """End, and tell what was run."""
         if self.wanted >= 0:
             sys.settrace(None)
@@ -88,18 +94,21 @@ class Lines:
             meet("handler.lines", places=self.places)
 
 
-handler = load(os.environ["CRASHTESTS_HANDLER"])
+def wrap(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """The same handler, plain or async, with a look at its lines."""
+    if inspect.iscoroutinefunction(handler):
 
-if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):
+        async def call_later(*arguments: Any) -> Any:
+            with Lines():
+                return await handler(*arguments)
 
-    async def handle(*arguments):
-        """Call it."""
-        with Lines():
-            return await handler(*arguments)
+        return call_later
 
-else:
-
-    def handle(*arguments):
-        """Call it."""
+    def call(*arguments: Any) -> Any:
         with Lines():
             return handler(*arguments)
+
+    return call
+
+
+handle = wrap(load(os.environ["CRASHTESTS_HANDLER"]))

@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH; nothing here is imported as a package."""
