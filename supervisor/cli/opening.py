@@ -13,6 +13,7 @@ from shared.errors import ConnectionLost
 from supervisor.cli.failures import say
 from supervisor.config import Config, Overrides, load
 from supervisor.config.problems import redact_dsn
+from supervisor.database.failures import connect_remedy
 from supervisor.embedded import install_pgmq, is_embedded_dsn, resolve_dsn
 
 __all__ = ["APPLICATION", "connect", "connected", "resolved"]
@@ -47,7 +48,8 @@ def connect(config: Config, dsn: str | None = None) -> psycopg.Connection[Any]:
             f"the database cannot be reached: {redact_dsn(lines[0] if lines else repr(error))}",
             operation="connect",
             sqlstate=error.sqlstate,
-            remedy=f"look whether {redact_dsn(target)}{origin} is right and the server is up; "
+            remedy=connect_remedy(str(error))
+            or f"look whether {redact_dsn(target)}{origin} is right and the server is up; "
             "`--dsn embedded` starts one of its own",
         ) from error
 

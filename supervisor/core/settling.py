@@ -103,7 +103,10 @@ class Settling:
         timing = self._ctx.settings.timing
         delivery.settle_tries += 1
         backoff = timing.settle_backoff_base_s * 2.0 ** min(delivery.settle_tries - 1, 16)
-        delivery.settle_at = now + min(timing.settle_backoff_max_s, backoff) * (0.5 + self._ctx.uniform() / 2)
+        backoff = min(timing.settle_backoff_max_s, backoff)
+        # On a grid, so that what fails together is tried again in few statements.
+        grid = backoff / 8
+        delivery.settle_at = (now + backoff * (0.5 + self._ctx.uniform() / 2)) // grid * grid
         if delivery.settle_at < self._limit(delivery):
             self._again[delivery.id] = delivery
         elif delivery.unheard and delivery.verdict is not None and delivery.verdict.kind == "success":

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import conninfo
 
 from shared.errors import ConfigurationError, ConnectionLost
-from supervisor.database.failures import translate
+from supervisor.database.failures import connect_remedy, translate
 
 __all__ = ["Connection", "ConnectionOptions", "Connections", "Detached", "Late", "connect_blocking"]
 
@@ -101,7 +101,7 @@ def _lost(error: Exception) -> ConnectionLost:
         translated.message,
         operation="connect",
         sqlstate=translated.sqlstate,
-        remedy="look whether the DSN is right and the server is up",
+        remedy=connect_remedy(translated.message) or "look whether the DSN is right and the server is up",
     )
 
 

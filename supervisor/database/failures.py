@@ -9,12 +9,32 @@ import psycopg
 from shared.errors import ConnectionLost, DatabaseError, OperationTimeout, SupervisorError
 from shared.pgmq.records import SettleFailure
 
-__all__ = ["is_of_the_message", "is_of_the_server", "is_permanent", "is_transient", "settle_failure", "translate"]
+__all__ = [
+    "connect_remedy",
+    "is_of_the_message",
+    "is_of_the_server",
+    "is_permanent",
+    "is_transient",
+    "settle_failure",
+    "translate",
+]
 
 # The session is of no use any more, or its server cannot write (a failover left us on the old primary).
 _LOST_STATES: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25006", "57P04"})
 _LOST_CLASSES: Final = frozenset({"08"})
 _NOT_IN_TIME: Final = frozenset({"57014", "55P03"})  # cancelled by a limit; a lock was not to be had
+_NO_SLOT: Final = (
+    "the server has no connection left: raise max_connections, or let others have fewer; "
+    "`pgmq-supervisor check` counts what we need"
+)
+_REFUSALS: Final = {
+    "too many clients": _NO_SLOT,
+    "remaining connection slots": _NO_SLOT,
+    "too many connections for": "raise the CONNECTION LIMIT of this role or database, or lower [database] pool_size",
+    "is starting up": "the server is not ready yet: start again when it is",
+    "is shutting down": "the server is being stopped: start again when it is back",
+    "in recovery mode": "the server is recovering from a crash: start again when it is ready",
+}
 _TRANSIENT: Final = frozenset({"40001", "40P01"})
 # What one message can provoke: bad data, a program limit, memory, an internal limit of the server.
 _OF_THE_MESSAGE: Final = frozenset({"22", "54", "53", "XX"})
@@ -74,6 +94,17 @@ def settle_failure(error: SupervisorError, *, alone: bool) -> SettleFailure:
 
 def _is_of_the_connection(error: SupervisorError) -> bool:
     return isinstance(error, ConnectionLost | OperationTimeout)
+
+
+def connect_remedy(text: str) -> str | None:
+    """Say what to do where a server answers and lets nobody in; None: nothing special is known.
+
+    The driver gives no code for errors of connecting, so the text must do.
+    """
+    for known, remedy in _REFUSALS.items():
+        if known in text:
+            return remedy
+    return None
 
 
 def _first_line(error: BaseException) -> str:

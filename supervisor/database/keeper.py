@@ -48,6 +48,7 @@ class Keeper:
         self._tell = tell
         self._interval_s = interval_s
         self._told: dict[QueueName, str] = {}  # the failure that was told last
+        self._seen: set[QueueName] = set()  # notified at some time: what is missing now was lost
         self._absent = False  # a queue is still to be made: look again soon
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="notification keeper")
@@ -80,12 +81,15 @@ class Keeper:
                 self._told[queue] = failure.message
                 self._tell(NotifySetupFailed(queue, str(failure)))
             return
-        self._told.pop(queue, None)
+        failed_before = self._told.pop(queue, None) is not None
         if repaired == "queue":
             self._absent = True
             return
+        if repaired == "both" and queue not in self._seen and not failed_before:
+            repaired = None  # a new queue, no loss
+        self._seen.add(queue)
         if repaired is not None:
-            self._tell(NotifyRepaired(queue, repaired))
+            self._tell(NotifyRepaired(queue, "trigger" if repaired == "both" else repaired))
 
     async def close(self) -> None:
         """Stop."""
@@ -94,7 +98,7 @@ class Keeper:
 
 
 async def keep_notifications(connection: Connection, queue: str) -> str | None:
-    """Make or repair the notifications of a queue; says what was missing: "trigger", "throttle" or None.
+    """Make or repair the notifications of a queue; says what was missing: "trigger", "throttle", "both" or None.
 
     "queue": it is not there (yet), nothing was done.
     """
@@ -105,7 +109,7 @@ async def keep_notifications(connection: Connection, queue: str) -> str | None:
         await connection.execute(notifying.LOCK_QUEUE, {"queue": queue})
         missing = await _missing(connection, queue)  # others may have been faster
         parameters = {"queue": queue, "throttle_ms": notifying.THROTTLE_MS}
-        if missing == "trigger":
+        if missing in {"trigger", "both"}:
             await connection.execute(notifying.ENABLE, parameters)
         elif missing == "throttle":
             await connection.execute(notifying.REPAIR_ROW, parameters)
@@ -120,5 +124,5 @@ async def _missing(connection: Connection, queue: str) -> str | None:
     if not queue_stands:
         return "queue"
     if not trigger:
-        return "trigger"
+        return "trigger" if throttle_row else "both"
     return None if throttle_row else "throttle"
