@@ -24,6 +24,7 @@ class Child:
     retire_at: float = inf  # max_child_age with jitter
     max_messages: int | None = None  # max_tasks_per_child, or less for those that started together
     retiring: bool = False  # takes no further message; ends when its hands are empty
+    wearing: bool = False  # near the end of its messages: its successor may boot
     followed: bool = False  # its successor is READY and holds the slot
     retired: bool = False  # we asked it to end: its end is no death
     messages: int = 0

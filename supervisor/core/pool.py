@@ -41,6 +41,7 @@ class Pool:
         self.killed_in_shutdown = 0
         self.given_up: list[Child] = []  # unkillable since the queue last looked
         self._incarnations = [0] * self.size
+        self._boot_s = 0.0  # what starting a child took of late
         self._started = False
 
     # --- what others ask ------------------------------------------------------------------------------------------
@@ -108,6 +109,7 @@ class Pool:
         child.ready_at = now
         child.deadline = inf
         child.tree_bytes = rss_kb * 1024
+        self._boot_s = max(now - child.spawned_at, (self._boot_s + now - child.spawned_at) / 2)
         age = self._settings.max_child_age_s
         if age is not None:
             # Jitter: children that started together must not retire together.
@@ -250,10 +252,22 @@ class Pool:
 
     # --- replacing ------------------------------------------------------------------------------------------------
 
-    def about_to_wear_out(self, child: Child, now: float) -> None:
-        """Called when it got a message: the successor of a child that got its last one boots meanwhile."""
-        if child.max_messages is not None and child.messages + 1 >= child.max_messages:
+    def about_to_wear_out(self, child: Child, now: float, pace_s: float | None = None) -> None:
+        """Called when it got a message: the successor boots while the last ones are handled, not after them.
+
+        `pace_s`: how long a message takes; None: as long as this child's took so far.
+        """
+        if child.max_messages is None or child.retiring:
+            return
+        left = child.max_messages - child.messages - 1
+        if left <= 0:
             child.retiring = True
+        elif not child.wearing:
+            if pace_s is None:
+                pace_s = (now - (child.ready_at or now)) / (child.messages + 1)
+            before = sum(1 for other in self.children.values() if other.wearing or other.retiring)
+            child.wearing = left <= child.max_messages // 2 and left * pace_s < self._boot_s * (1 + before)
+        if child.wearing or child.retiring:
             self._start_successor(now)
 
     def _start_successor(self, now: float) -> None:
@@ -265,13 +279,13 @@ class Pool:
             return
         if sum(child.alive for child in self.children.values()) <= self.size:
             # An idle one goes as soon as its successor is there; a busy one would stay beside it for a long time.
-            old = next((child for child in due if child.state is ChildState.IDLE), due[0])
+            old = min(due, key=lambda child: (child.state is not ChildState.IDLE, not child.retiring))
             self._spawn(now, old.slot, old.id)
 
     def _due(self, child: Child, now: float) -> bool:
         if child.state not in _ABLE or child.followed:
             return False
-        return child.retiring or self._outdated(child, now)
+        return child.retiring or child.wearing or self._outdated(child, now)
 
     def _outdated(self, child: Child, now: float) -> bool:
         return now >= child.retire_at or child.generation < self.generation
@@ -294,8 +308,7 @@ class Pool:
         self.generation += 1
         self.reloading = True
         self.reload_failed = None
-        if self.restarts.parked is not None:
-            self.restarts.not_before = now  # perhaps the new code is what it waits for
+        self.restarts.not_before = now  # perhaps the new code is what it waits for
         self.fill(now)
         self._start_successor(now)
         self._check_reloaded()

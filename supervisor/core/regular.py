@@ -178,7 +178,7 @@ class RegularQueue(QueueMachine):
             )
         )
         if child.max_messages is not None:
-            self.pool.about_to_wear_out(child, now)
+            self.pool.about_to_wear_out(child, now, self.pacing.estimate_s)
         self.sooner(self.limits.at_dispatch(delivery))
         if not self.leases.renewing:
             self.sooner(delivery.renew_at)

@@ -219,6 +219,25 @@ def test_the_successor_of_a_worn_out_child_boots_during_its_last_message() -> No
     assert stage.states() == ["idle"]
 
 
+def test_a_successor_boots_while_the_last_messages_are_handled() -> None:
+    """It takes as long to start as some messages take: it is READY when the old one is through, and no work waits."""
+    stage = Stage(queue(max_tasks_per_child=20))
+    stage.tell(e.Started())
+    stage.now += 1.0
+    stage.ready()
+    for handled in range(20):
+        dispatch = stage.give(row(handled + 1)).only(c.Dispatch)
+        if stage.all(c.StartChild):
+            break
+        stage.now += 0.2
+        stage.finish(dispatch)
+    assert 12 <= handled <= 17
+    stage.ready()
+    stage.finish(dispatch)
+    assert stage.only(c.SendExit).child == dispatch.child
+    assert stage.states() == ["exiting", "idle"]
+
+
 def test_a_busy_child_gets_one_successor_and_not_one_after_the_other() -> None:
     """However long its last message takes."""
     stage = Stage(queue(max_tasks_per_child=1)).start()
@@ -335,6 +354,15 @@ def test_a_reload_of_a_parked_queue_tries_at_once() -> None:
     for command in started:
         stage.tell(e.ChildReady(command.child, 1))
     assert stage.look("q").parked is None
+
+
+def test_a_reload_waits_for_no_backoff() -> None:
+    """Failures of the broken code before delay the new code by nothing."""
+    stage = Stage(queue(concurrency=2)).start()
+    for _ in range(6):
+        stage.tell(e.ReloadRequested())
+        fail_boot(stage, stage.only(c.StartChild).child)
+    assert stage.tell(e.ReloadRequested()).all(c.StartChild)
 
 
 def test_a_second_reload_begins_again() -> None:
