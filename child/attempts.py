@@ -4,31 +4,45 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 _LIMIT = 1_000_000
 
 
-def count_attempt(*, read_ct: int, accounts: str | None, queue: str, msg_id: int, owed: Iterable[object]) -> int:
-    """What handlers see as attempt: max(1, read_ct - refunds), with what is charged and not written down yet.
+class Tally(NamedTuple):
+    """Where a delivery stands."""
+
+    attempt: int  # from 1, as in the contract: max(1, read_ct - refunds), and what is not written down yet
+    deaths: int  # charged so far
+
+
+def tally(*, read_ct: int, accounts: str | None, queue: str, msg_id: int, owed: Iterable[object]) -> Tally:
+    """Count.
 
     `accounts`: our entry in the headers as JSON text; a foreign, malformed or forged one counts as none. `owed`: pairs
     of msg_id and attempts, from the permit.
     """
     extra: int = sum(int(pair[1]) for pair in owed if isinstance(pair, list) and pair[0] == msg_id)
-    return max(1, read_ct + extra - _refunds(accounts, queue, msg_id, read_ct))
+    entry = _entry(accounts, queue, msg_id)
+    before = max(0, min(read_ct - 1, _LIMIT))
+    attempt = max(1, read_ct + extra - _number(entry, "refunds", before))
+    return Tally(attempt, _number(entry, "deaths", before))
 
 
-def _refunds(accounts: str | None, queue: str, msg_id: int, read_ct: int) -> int:
+def _entry(accounts: str | None, queue: str, msg_id: int) -> dict[str, Any]:
     if accounts is None:
-        return 0
+        return {}
     try:
         entry = json.loads(accounts)
     except (ValueError, RecursionError):
-        return 0
+        return {}
     if not isinstance(entry, dict) or entry.get("queue") != queue:
-        return 0
-    owner, refunds = entry.get("msg_id"), entry.get("refunds", 0)
-    if isinstance(owner, bool) or owner != msg_id or isinstance(refunds, bool) or not isinstance(refunds, int):
-        return 0
-    before = max(0, min(read_ct - 1, _LIMIT))
-    return refunds if 0 <= refunds <= before else 0  # more than was delivered before is forged, and counts as nothing
+        return {}
+    owner = entry.get("msg_id")
+    return entry if owner == msg_id and not isinstance(owner, bool) else {}
+
+
+def _number(entry: dict[str, Any], key: str, most: int) -> int:
+    """More than was delivered before is forged, and counts as nothing."""
+    value = entry.get(key, 0)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most else 0

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from child.caller import Caller
 from child.channel import Channel, Disconnected, Work
@@ -35,6 +35,8 @@ from shared.wire.frames import Frame, Kind, ProtocolError, encode
 if TYPE_CHECKING:
     from child.process import Ends
 
+
+_LATE: Final = frozenset({Kind.STOP, Kind.VERDICT})  # may come when their message is over
 
 Step = Callable[[Frame | Work], None]
 MakeStep = Callable[[Channel, Callable[..., Any], Title], Step]
@@ -145,7 +147,7 @@ def _loop(channel: Channel, step: Step) -> None:
                 step(frame)
             elif frame.kind is Kind.EXIT:
                 return
-            elif frame.kind is not Kind.STOP:  # a STOP may come too late for its message
+            elif frame.kind not in _LATE:
                 raise ProtocolError(f"unexpected {frame.kind.name}")
             del frame  # a body may be large, and the wait for the next message long
         except ProtocolError:

@@ -11,6 +11,7 @@ blocking whether a STOP has come. So there is no reader thread, and no hand-over
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 from collections import deque
@@ -69,14 +70,19 @@ class Channel:
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
-    def receive(self) -> Frame | Work:
-        """Wait for the next frame. Raises `Disconnected` at the end of the stream, `ProtocolError` for rubbish."""
+    def receive(self, timeout_s: float | None = None) -> Frame | Work:
+        """Wait for the next frame. Raises `Disconnected` at the end of the stream, `ProtocolError` for rubbish.
+
+        With `timeout_s`: `TimeoutError` when nothing at all comes for so long.
+        """
         with self._reading:
             while True:
                 if self._frames:
                     return _opened(self._frames.popleft())
                 if self._closed:
                     raise Disconnected
+                if timeout_s is not None:
+                    self._await_data(timeout_s)
                 try:
                     data = self._recv(_CHUNK_BYTES)
                 except OSError as error:
@@ -86,6 +92,12 @@ class Channel:
                 if not self._decoder.pending_bytes and (work := self._whole_dispatch(data)) is not None:
                     return work
                 self._frames.extend(self._decoder.feed(data))
+
+    def _await_data(self, timeout_s: float) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(timeout_s * 1000):
+            raise TimeoutError
 
     def _whole_dispatch(self, data: bytes) -> Work | None:
         """The common case without the decoder's buffer; a large body is read into the place where it stays."""

@@ -61,9 +61,9 @@ def of_exception(error: BaseException, *, stopping: bool, with_sqlstate: bool = 
         return {"kind": "error", "error": {"type": "unknown", "message": "the error cannot be shown", "traceback": ""}}
 
 
-def failure(kind: str, message: str, *, sqlstate: str | None = None) -> Meta:
+def failure(type_name: str, message: str, *, kind: str = "error", sqlstate: str | None = None) -> Meta:
     """An error of our own finding, by the name of its type."""
-    meta: Meta = {"kind": "error", "error": {"type": kind, "message": message, "traceback": ""}}
+    meta: Meta = {"kind": kind, "error": {"type": type_name, "message": clean_text(message), "traceback": ""}}
     if sqlstate is not None:
         meta["sqlstate"] = sqlstate
     return meta

@@ -15,13 +15,13 @@ import psycopg
 
 from child.body import encode_json
 from child.message import checked_delay_ms
+from child.session import Row
 from shared.naming import validate_queue_name
 
 _MAX_OUTGOING: Final = 100_000
 _MAX_OUTGOING_BYTES: Final = 256 << 20
 
 Delay = float | str | timedelta
-Row = tuple[Any, ...]
 
 
 class Outgoing(NamedTuple):

@@ -162,6 +162,9 @@ class _Service:
             memory_limit_bytes=queue.memory_limit,
             dsn=self._config.dsn if transactional else None,
             statement_timeout_ms=round(self._config.database.statement_timeout * 1000) if transactional else None,
+            visibility_timeout_ms=round(queue.visibility_timeout * 1000) if transactional else None,
+            max_attempts=queue.max_attempts if transactional else None,
+            max_deaths=queue.max_deaths if transactional else None,
             metrics_dir=self._telemetry.metrics_folder,
         )
 

@@ -122,18 +122,22 @@ class RenewResult(NamedTuple):
 class ReckonOutcome(StrEnum):
     """Fate of a transactional attempt whose commit we did not hear of."""
 
-    DONE = "done"  # the row was free with the earlier read_ct: rolled back, and is charged now
+    DONE = "done"  # the row was free and as before or as claimed: not settled, and is charged now
+    OURS = "ours"  # the row is as we would write it: its own retry was committed, or this very charge went unheard
     GONE = "gone"  # the row is gone: the transaction had committed
-    BUSY = "busy"  # somebody holds the row's lock: still owed
     MOVED = "moved"  # read_ct moved on: another attempt has committed since
-    FAILED = "failed"
+    BUSY = "busy"  # the attempt's own session still holds the row's lock
+    TAKEN = "taken"  # somebody else holds the row's lock
+    FAILED = "failed"  # the database was not reached, or did not answer: it may have been carried out
+    REFUSED = "refused"  # the database answered with an error: nothing was done
 
 
 @dataclass(frozen=True, slots=True)
 class Reckoning:
-    """Charge an attempt whose claim was rolled back: read_ct + 1, accounts, backoff; or the dead letter."""
+    """Charge an attempt that was not settled: read_ct + 1, accounts, backoff; or the dead letter."""
 
     msg_id: int
     read_ct_before: int
     settlement: Retry | DeadLetter
     extra: int = 0  # attempts that were owed already: read_ct becomes read_ct_before + 1 + extra
+    read_at_us: int = 0  # of the claim: the handler may have committed it by hand

@@ -58,7 +58,7 @@ class Reckon:
     queue: QueueName
     claim_id: ClaimId
     reckoning: Reckoning
-    tx: TxIdentity | None  # to name the outcome of a commit in doubt
+    tx: TxIdentity | None  # to name the outcome of its transaction, and to know its session
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ class Core:
     def _reckoned(self, event: e.Reckoned, now: float) -> None:
         machine = self._queues[event.queue]
         if isinstance(machine, TransactionalQueue):
-            machine.reckoned(event.claim_id, event.outcome, now, committed=event.committed)
+            machine.reckoned(event.claim_id, event.outcome, now, committed=event.committed, error=event.error)
 
     def _notified(self, event: e.Notified, now: float) -> None:
         machine = self._queues.get(event.queue)
@@ -399,7 +399,7 @@ class Core:
             if isinstance(machine, RegularQueue):
                 machine.settling.give_up_all("the supervisor stops")
             elif isinstance(machine, TransactionalQueue):
-                machine.give_up_reckoning()
+                machine.reckonings.give_up()
         self._state = CoreState.STOPPED
         self._ctx.tell(h.ShutdownEnded(self._timed_out, killed, now - self._drain_began))
         self._ctx.do(c.Exit(1 if self._failed else 3 if killed else 0))

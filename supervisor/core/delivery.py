@@ -52,7 +52,7 @@ class Delivery:
     decided_at: float = 0.0
     settle_tries: int = 0
     settle_at: float | None = None  # when to try again; None: the settler has it
-    unheard: bool = False  # the last try did not reach the database, or its answer did not reach us
+    unheard: bool = False  # a try did not reach the database, or its answer did not reach us
     lingers: bool = False  # a refund that outlives its lease: fence only
     # what happened while it ran
     stop_reason: StopReason | None = None
@@ -64,6 +64,8 @@ class Delivery:
     death: tuple[DeathCause, DeathFacts] | None = None
     extra: int = 0  # attempts owed when it was claimed
     granted: Verdict | None = None
+    in_doubt: bool = False  # a granted commit of which nobody heard
+    spared_until: float | None = None  # not killed before, although everything else is
     reckoned_busy_since: float | None = None
 
     @property

@@ -207,6 +207,7 @@ class TransactionClaimed:
     visible_us: int
     accounts: str | None
     tx: TxIdentity
+    read_at_us: int = 0  # last_read_at that the claim wrote: with msg_id and read_ct its fence, where it was committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +233,7 @@ class TransactionEnded:
     sqlstate: str | None
     in_doubt: bool
     claimed: bool  # False: the claim itself failed (database away), nothing to reckon
-    pool_broken: bool = False  # the child has no database connection: no permits until it reports again
+    outcome: Outcome | None = None  # what the handler asked for, where it was not a success
 
 
 # --- control --------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from supervisor.core.types import (
 )
 
 _MAX_DOUBLINGS: Final = 64
+_UNDELIVERABLE_MS: Final = 1_000
 _UNCHARGED_SQLSTATES: Final = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
 
 
@@ -126,7 +127,19 @@ class Judge:
 
     def abandoned(self, delivery: Delivery) -> Verdict:
         """Transactional: rolled back on request; comes back after one visibility timeout, and counts."""
-        return self._failed_attempt(delivery, None, "abandoned", int(self._queue.visibility_timeout_s * 1000))
+        delay_ms = int(self._queue.visibility_timeout_s * 1000)
+        return self._retry(delivery, delay_ms, "abandoned", None, replace(delivery.accounts, deadlocks=0))
+
+    def spent(self, delivery: Delivery, error: ErrorInfo | None) -> Verdict:
+        """Transactional: it had all its deaths before this delivery, and could not be dead-lettered then."""
+        return self._dead_letter(delivery, DeadLetterReason.DIED, error)
+
+    def undeliverable(self, delivery: Delivery, letter: Verdict) -> Verdict:
+        """Transactional: its dead letter is refused. It comes back after a pause, with all that it was charged."""
+        accounts = letter.accounts or delivery.accounts
+        delay_ms = max(_UNDELIVERABLE_MS, retry_delay_ms(self._queue.retry, delivery.attempt, self._uniform))
+        verdict = self._retry(delivery, delay_ms, "dead_letter_failed", letter.error, accounts, charged=letter.charged)
+        return replace(verdict, settlement=Retry(delay_ms, accounts.to_json(self._queue.name, delivery.msg_id)))
 
     def _failed_attempt(
         self, delivery: Delivery, error: ErrorInfo | None, reason: str, delay_ms: int | None

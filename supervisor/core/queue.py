@@ -191,11 +191,16 @@ class QueueMachine(ABC):
         """Acks are off; everything alive is killed. Returns how many had a message in hand."""
         killed = 0
         for child in list(self.pool.children.values()):
-            if child.state not in (ChildState.KILLED, ChildState.UNKILLABLE, ChildState.GONE):
-                killed += child.delivery is not None
-                cause = DeathCause.SHUTDOWN if child.delivery is not None else DeathCause.RETIRED
-                self.pool.kill(child, now, cause, with_stack=child.delivery is not None)
+            if child.state in (ChildState.KILLED, ChildState.UNKILLABLE, ChildState.GONE) or self.spare(child, now):
+                continue
+            works = child.delivery is not None and child.delivery.state is not DeliveryState.PERMITTED
+            killed += works
+            self.pool.kill(child, now, DeathCause.SHUTDOWN if works else DeathCause.RETIRED, with_stack=works)
         return killed
+
+    def spare(self, _child: Child, _now: float) -> bool:
+        """Whether a child is not killed yet when everything else is; asked again, it is."""
+        return False
 
     # --- time -------------------------------------------------------------------------------------------------------
 

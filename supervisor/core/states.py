@@ -44,7 +44,7 @@ DELIVERY: Final[dict[DeliveryState, frozenset[DeliveryState]]] = {
     _D.LOADING: frozenset({_D.WAITING, _D.DISPATCHED, _D.SETTLING, _D.ENDED}),
     _D.DISPATCHED: frozenset({_D.WAITING, _D.RUNNING, _D.SETTLING, _D.ENDED}),
     _D.PERMITTED: frozenset({_D.CLAIMED, _D.ENDED}),
-    _D.CLAIMED: frozenset({_D.RUNNING, _D.RECKONING, _D.ENDED}),
+    _D.CLAIMED: frozenset({_D.RUNNING, _D.DECIDED, _D.RECKONING, _D.ENDED}),
     _D.RUNNING: frozenset({_D.SETTLING, _D.DECIDED, _D.RECKONING, _D.ENDED}),
     _D.DECIDED: frozenset({_D.RECKONING, _D.ENDED}),
     _D.SETTLING: frozenset({_D.ENDED}),

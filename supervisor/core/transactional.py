@@ -1,21 +1,17 @@
 """Transactional mode: the child owns the transaction, the parent owns the decisions to claim and to commit.
 
-    PERMITTED ──▶ CLAIMED ──▶ RUNNING ──▶ DECIDED ──▶ ENDED            committed
-                     │           │           │
-                     └───────────┴───────────┴──▶ RECKONING ──▶ ENDED   no commit that we know of
-
-A rollback undoes the claim and its read_ct, so an attempt without a commit would come back at once, uncharged, for
-ever. Each is settled afterwards by one guarded statement; *the row is the proof* of what became of the transaction.
+PERMITTED ──▶ CLAIMED ──▶ RUNNING ──▶ DECIDED ──▶ ENDED            committed
+                 │           │           │
+                 └───────────┴───────────┴──▶ RECKONING ──▶ ENDED   no commit that we know of: see `reckoning`
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Final, assert_never
+from dataclasses import replace
+from typing import Final
 
-from shared.pgmq.records import DeadLetter, Fence, Reckoning, ReckonOutcome, Release, Retry
+from shared.pgmq.records import Fence, ReckonOutcome, Release, Retry
 from supervisor.core import commands as c
 from supervisor.core import events as e
 from supervisor.core import happenings as h
@@ -24,37 +20,25 @@ from supervisor.core.child import Child
 from supervisor.core.context import Context
 from supervisor.core.delivery import Delivery, Verdict
 from supervisor.core.queue import QueueMachine
+from supervisor.core.reckoning import Reckonings
 from supervisor.core.settings import QueueSettings
 from supervisor.core.settling import tell_settled
 from supervisor.core.snapshot import QueueSnapshot
 from supervisor.core.states import ChildState, DeliveryState
-from supervisor.core.types import CHARGED_CAUSES, ClaimId, DeathCause, DeathFacts, Outcome, StopReason
+from supervisor.core.types import CHARGED_CAUSES, ClaimId, DeathCause, DeathFacts, Outcome, OutcomeKind, StopReason
 
-_MAX_OWED: Final = 10_000
-_BUSY_WAIT_S: Final = 2.0  # a killed child's session may hold the row so long before its server notices
-_BUSY_AGAIN_S: Final = 0.05
-_OWED_AGAIN_S: Final = 2.0
 _UNSTARTED_DELAY_MS: Final = 200
+_UNSEEN_DELAY_S: Final = 0.25  # what a child had claimed and not told of is free when its session has ended
+_SPARED_PART: Final = 0.5  # of kill_after, for a commit that is on its way
 _NO_FACTS: Final = DeathFacts(None, None, 0, 0.0, "", "")  # of a process that has not ended
-
-
-@dataclass(frozen=True, slots=True)
-class Owed:
-    """Charges that found their row moved on. Carried over to the next attempt of ours that claims the message.
-
-    Every charge has one holder: a reckoning that goes on, this, or the attempt that took it over (its `extra`).
-    """
-
-    attempts: int
-    deaths: int
+_UNDONE: Final = frozenset({"retry", "dead_letter"})  # verdicts that keep none of the handler's work
 
 
 class TransactionalQueue(QueueMachine):
     def __init__(self, ctx: Context, settings: QueueSettings) -> None:
         super().__init__(ctx, settings)
         self.attempts: dict[ClaimId, Delivery] = {}  # in a child's hands
-        self.reckoning: dict[ClaimId, Delivery] = {}
-        self.owed: OrderedDict[int, Owed] = OrderedDict()  # by msg_id
+        self.reckonings = Reckonings(ctx, self.name, self.judge, settled=self._settled, in_hand=self._working)
         self._ramp = 1
         self._permits = 0  # outstanding, not yet claimed
 
@@ -63,13 +47,10 @@ class TransactionalQueue(QueueMachine):
     def advance(self, now: float) -> None:
         if not self.wakeups.hungry or not self.may_read or now < self.claim_not_before:
             return
-        if any(self._blocks(delivery) for delivery in self.reckoning.values()):
+        if self.reckonings.urgent:
             return  # what just rolled back is free, and must be charged before anyone may claim it again
         while self.pool.free and self._permits < self._ramp and self.wakeups.hungry:
             self._grant(now)
-
-    def _blocks(self, delivery: Delivery) -> bool:
-        return not delivery.lingers
 
     def _grant(self, now: float) -> None:
         child = self.pool.take()
@@ -78,7 +59,7 @@ class TransactionalQueue(QueueMachine):
         self.attempts[delivery.id] = delivery
         self._permits += 1
         self.claims_attempted_at = now
-        owed = tuple((msg_id, charge.attempts) for msg_id, charge in list(self.owed.items())[-100:])
+        owed = self.reckonings.owed_attempts()
         self.ctx.do(c.GrantPermit(child.id, delivery.id, self.settings.hard_timeout_s, owed))
         self.sooner(self.limits.at_dispatch(delivery))
 
@@ -103,19 +84,15 @@ class TransactionalQueue(QueueMachine):
         self.read_succeeded()
         self.wakeups.found()
         delivery.move(DeliveryState.CLAIMED)
-        delivery.fence = Fence(event.msg_id, event.read_ct, 0)
+        delivery.claimed_at = now
+        delivery.fence = Fence(event.msg_id, event.read_ct, event.read_at_us)
         delivery.tx = event.tx
         delivery.enqueued_us, delivery.visible_us = event.enqueued_us, event.visible_us
         accounts = parse_accounts(event.accounts, self.name, event.msg_id, event.read_ct)
         delivery.stored = accounts
         delivery.accounts = accounts
         delivery.attempt = accounts.attempt(event.read_ct)
-        owed = self.owed.pop(event.msg_id, None)
-        if owed is not None:
-            self._take_over(delivery, owed)
-        for debtor in list(self.reckoning.values()):
-            if debtor.settle_at is not None:  # with its question on the way nobody knows what it charges
-                self._absorb(delivery, debtor)
+        self.reckonings.take_over(delivery)
         self.ctx.tell(h.MessagesClaimed(self.name, 1))
         self.pool.about_to_wear_out(child, now)
         if self.ctx.draining:
@@ -128,7 +105,10 @@ class TransactionalQueue(QueueMachine):
             return
         delivery.move(DeliveryState.RUNNING)
         delivery.started_at = now
-        self.ctx.tell(h.MessageStartedRunning(self.name, delivery.msg_id, delivery.attempt, child.id, child.pid, None))
+        waited_us = delivery.fence.read_at_us - delivery.visible_us if delivery.visible_us else 0
+        wait_s = max(0, waited_us) / 1e6 + (now - delivery.claimed_at)
+        msg_id, attempt = delivery.msg_id, delivery.attempt
+        self.ctx.tell(h.MessageStartedRunning(self.name, msg_id, attempt, child.id, child.pid, wait_s))
         self.sooner(self.limits.at_start(delivery))
 
     # --- the end of an attempt --------------------------------------------------------------------------------------
@@ -137,8 +117,7 @@ class TransactionalQueue(QueueMachine):
         delivery = self._attempt(child, claim_id)
         if delivery is None or delivery.state not in (DeliveryState.RUNNING, DeliveryState.CLAIMED):
             return
-        if delivery.state is DeliveryState.CLAIMED:
-            self.started(child, claim_id, now)
+        # From CLAIMED: its handler was not called, as it had been stopped, was used up, or cannot be read.
         delivery.finished_at = now
         delivery.decided_at = now
         verdict = self._verdict(delivery, outcome)
@@ -163,6 +142,9 @@ class TransactionalQueue(QueueMachine):
     def _verdict(self, delivery: Delivery, outcome: Outcome) -> Verdict:
         if self.ctx.acks_off:
             return self.judge.refund(delivery, "shutdown")
+        unrun = delivery.started_at is None and outcome.kind is OutcomeKind.ERROR
+        if unrun and delivery.accounts.deaths >= self.settings.max_deaths:
+            return self.judge.spent(delivery, outcome.error)
         verdict = self.judge.of_outcome(delivery, outcome)
         if verdict.kind == "abandon":
             return replace(self.judge.abandoned(delivery), settlement=None, kind="abandon")
@@ -181,37 +163,59 @@ class TransactionalQueue(QueueMachine):
         delivery = self._attempt(child, event.claim_id)
         if delivery is None:
             return
-        if delivery.state is DeliveryState.PERMITTED:
-            self._permits -= 1
         if not event.claimed or delivery.state is DeliveryState.PERMITTED:
-            why = event.error.message if event.error is not None else "the claim failed"
-            self._let_go(child, delivery, now, finished=False)
-            self.read_failed(why, now)
-            self.sooner(self.claim_not_before)
+            self._not_claimed(child, delivery, event, now)
             return
         delivery.finished_at = delivery.finished_at or now
-        refused = delivery.state is DeliveryState.DECIDED and delivery.granted is None
-        verdict = delivery.verdict
-        if refused and verdict is not None and verdict.kind == "release":
-            # Stopped by shutdown, or after the grace period: rolled back is given back, nothing was charged.
-            self._let_go(child, delivery, now, finished=True)
-            self.ctx.tell(h.MessageReleased(self.name, delivery.msg_id, verdict.reason))
-            return
-        if refused and verdict is not None and verdict.kind == "abandon":
-            charge = self.judge.abandoned(delivery)
+        if event.in_doubt and delivery.granted is not None:
+            self._doubt(delivery)
+        charge = self._verdict_of_end(delivery, event)
+        if charge is not None and charge.reason == "abandoned":
             self.ctx.tell(h.MessageAbandoned(self.name, delivery.msg_id, delivery.attempt))
-        elif self.ctx.acks_off:
-            charge = None
-        else:
-            charge = self.judge.uncommitted(delivery, event.error, event.sqlstate)
-        if event.in_doubt:
-            self.ctx.tell(h.CommitInDoubt(self.name, delivery.msg_id, "unknown"))
-        if charge is None and delivery.granted is None:
+        if charge is None and not delivery.in_doubt:
+            # Rolled back is given back, and nothing was charged.
+            reason = delivery.verdict.reason if delivery.verdict is not None else ""
             self._let_go(child, delivery, now, finished=True)
-            self.ctx.tell(h.MessageReleased(self.name, delivery.msg_id, "shutdown"))
+            self.ctx.tell(h.MessageReleased(self.name, delivery.msg_id, reason or "shutdown"))
+            self._come_back(now)
             return
         self._reckon(delivery, charge, now)
         self._let_go(child, delivery, now, finished=True, ended=False)
+
+    def _not_claimed(self, child: Child, delivery: Delivery, event: e.TransactionEnded, now: float) -> None:
+        if delivery.state is DeliveryState.PERMITTED:
+            self._permits -= 1
+        self._ramp = 1  # one child looks whether the database is back
+        why = event.error.message if event.error is not None else "the claim failed"
+        self._let_go(child, delivery, now, finished=False)
+        self.read_failed(why, now)
+        self.sooner(self.claim_not_before)
+
+    def _doubt(self, delivery: Delivery) -> None:
+        delivery.in_doubt = True
+        self.ctx.tell(h.CommitInDoubt(self.name, delivery.msg_id, "unknown"))
+
+    def _verdict_of_end(self, delivery: Delivery, event: e.TransactionEnded) -> Verdict | None:
+        """None: nothing to charge; the rollback gave it back."""
+        decided = delivery.verdict
+        if self.ctx.acks_off or (decided is not None and decided.kind == "release"):
+            return None
+        if decided is not None and decided.kind == "abandon":
+            return self.judge.abandoned(delivery)
+        if decided is not None and decided.kind in _UNDONE:
+            return decided  # its own transaction could not do it
+        if event.outcome is not None and event.outcome.kind is not OutcomeKind.SUCCESS:
+            verdict = self.judge.of_outcome(delivery, event.outcome)
+            if verdict.kind == "abandon":
+                return self.judge.abandoned(delivery)
+            return None if verdict.kind == "release" else verdict
+        if delivery.state is DeliveryState.CLAIMED and delivery.stop_reason is not StopReason.CANCELLED:
+            return self._not_started(delivery, "not_started") or self.judge.uncommitted(
+                delivery, event.error, event.sqlstate
+            )
+        if event.error is not None and event.error.type == "VerdictMissing":
+            return self._uncharged(delivery, "verdict_missing")
+        return self.judge.uncommitted(delivery, event.error, event.sqlstate)
 
     def died(self, child: Child, facts: DeathFacts, now: float) -> None:
         delivery = child.delivery
@@ -227,33 +231,44 @@ class TransactionalQueue(QueueMachine):
             self._permits -= 1
             self.tell_ended(child, cause, facts, None, None)
             delivery.move(DeliveryState.ENDED)
+            self._come_back(now)
             return
         delivery.finished_at = delivery.finished_at or now
         if delivery.tx is not None:
             self.ctx.do(c.TerminateBackend(self.name, delivery.tx))
         verdict = self._verdict_of_death(delivery, cause, facts)
         self.tell_ended(child, cause, facts, delivery, verdict)
-        if verdict is None and delivery.granted is None:
+        if delivery.granted is not None:
+            self._doubt(delivery)
+        if verdict is None and not delivery.in_doubt:
             delivery.move(DeliveryState.ENDED)
             self.ctx.tell(h.MessageReleased(self.name, delivery.msg_id, str(cause)))
+            self._come_back(now)
             return
-        if delivery.granted is not None:
-            self.ctx.tell(h.CommitInDoubt(self.name, delivery.msg_id, "unknown"))
         self._reckon(delivery, verdict, now)
 
     def _verdict_of_death(self, delivery: Delivery, cause: DeathCause, facts: DeathFacts) -> Verdict | None:
         """None: nothing to charge; the rollback gave it back."""
-        if self.ctx.acks_off or cause is DeathCause.SHUTDOWN:
+        decided = delivery.verdict
+        if self.ctx.acks_off or cause is DeathCause.SHUTDOWN or (decided is not None and decided.kind == "release"):
             return None
-        if delivery.started_at is None and cause in CHARGED_CAUSES:
-            early = delivery.accounts.early + 1
-            if early <= self.settings.max_deaths:
-                # Not its fault, but written down: a claim that is only rolled back would come back for ever.
-                delivery.accounts = replace(delivery.accounts, early=early)
-                return self._uncharged(delivery, str(cause))
+        if decided is not None and decided.kind in _UNDONE:
+            return decided  # it had said how it ended, and a whole result counts
+        if decided is not None and decided.kind == "abandon":
+            return self.judge.abandoned(delivery)
+        if delivery.state is DeliveryState.CLAIMED and cause in CHARGED_CAUSES:
+            return self._not_started(delivery, str(cause)) or self.judge.of_death(delivery, cause, facts)
         if cause in CHARGED_CAUSES or cause is DeathCause.CANCELLED:
             return self.judge.of_death(delivery, cause, facts)
         return self._uncharged(delivery, str(cause))
+
+    def _not_started(self, delivery: Delivery, reason: str) -> Verdict | None:
+        """Not its fault, but written down: what is only rolled back comes back for ever. None: too often."""
+        early = delivery.accounts.early + 1
+        if early > self.settings.max_deaths:
+            return None
+        delivery.accounts = replace(delivery.accounts, early=early)
+        return self._uncharged(delivery, reason)
 
     def _uncharged(self, delivery: Delivery, reason: str) -> Verdict:
         refund = self.judge.refund(delivery, reason, _UNSTARTED_DELAY_MS)
@@ -263,114 +278,25 @@ class TransactionalQueue(QueueMachine):
     # --- reckoning --------------------------------------------------------------------------------------------------
 
     def _reckon(self, delivery: Delivery, charge: Verdict | None, now: float) -> None:
-        delivery.move(DeliveryState.RECKONING)
-        # With nothing to charge there is still a commit in doubt; a refund is what a rollback leads to.
-        delivery.verdict = charge or self._uncharged(delivery, "shutdown")
+        """With nothing to charge there is still a commit in doubt; a refund is what a rollback leads to."""
         self.attempts.pop(delivery.id, None)
-        self.reckoning[delivery.id] = delivery
-        self._ask(delivery)
+        self.reckonings.begin(delivery, self._written_down(delivery, charge or self._uncharged(delivery, "shutdown")))
         self.next_at = now
 
-    def _ask(self, delivery: Delivery) -> None:
-        delivery.settle_at = None
-        settlement = delivery.verdict.settlement if delivery.verdict is not None else None
-        if not isinstance(settlement, Retry | DeadLetter):
-            raise TypeError(f"a reckoning needs a retry or a dead letter, not {settlement!r}")
-        if isinstance(settlement, Retry) and settlement.accounts is None and delivery.verdict is not None:
-            # With accounts in it a charge that was repeated after a lost answer knows itself again.
-            accounts = delivery.verdict.accounts or delivery.accounts
-            settlement = replace(settlement, accounts=accounts.to_json(self.name, delivery.msg_id))
-        question = Reckoning(delivery.msg_id, delivery.fence.read_ct - 1, settlement, delivery.extra)
-        in_doubt = delivery.tx if delivery.granted is not None else None
-        self.ctx.do(c.Reckon(self.name, delivery.id, question, in_doubt))
+    def _written_down(self, delivery: Delivery, charge: Verdict) -> Verdict:
+        """Its own transaction may leave the accounts alone; here they say who was charged last."""
+        settlement = charge.settlement
+        if not isinstance(settlement, Retry) or settlement.accounts is not None:
+            return charge
+        accounts = charge.accounts or delivery.accounts
+        return replace(charge, settlement=replace(settlement, accounts=accounts.to_json(self.name, delivery.msg_id)))
 
-    def reckoned(self, claim_id: ClaimId, outcome: ReckonOutcome, now: float, *, committed: bool | None) -> None:
-        delivery = self.reckoning.get(claim_id)
-        if delivery is None or delivery.verdict is None:
-            return
+    def reckoned(
+        self, claim_id: ClaimId, outcome: ReckonOutcome, now: float, *, committed: bool | None, error: str | None = None
+    ) -> None:
         self.next_at = now
-        match outcome:
-            case ReckonOutcome.DONE:
-                if delivery.granted is not None:
-                    self.ctx.tell(h.CommitInDoubt(self.name, delivery.msg_id, "rolled_back"))
-                self._reckoned(delivery)
-                self._settled(delivery, delivery.verdict, now)
-            case ReckonOutcome.GONE | ReckonOutcome.MOVED:
-                self._reckoned(delivery)
-                self._not_there(delivery, outcome, committed, now)
-            case ReckonOutcome.BUSY:
-                self._taken(delivery, now)
-            case ReckonOutcome.FAILED:
-                delivery.reckon_tries += 1
-                timing = self.timing
-                backoff = timing.settle_backoff_base_s * 2.0 ** min(delivery.reckon_tries - 1, 16)
-                delivery.settle_at = now + min(timing.settle_backoff_max_s, backoff)
-            case _:
-                assert_never(outcome)
+        self.reckonings.answered(claim_id, outcome, now, committed=committed, error=error)
         self.advance(now)
-
-    def _not_there(self, delivery: Delivery, outcome: ReckonOutcome, committed: bool | None, now: float) -> None:
-        """No row with the earlier read_ct: our own commit went through, or somebody else's."""
-        granted, gone = delivery.granted, outcome is ReckonOutcome.GONE
-        if committed is None:  # the server does not know any more: what the row looks like must do
-            committed = granted is not None and isinstance(granted.settlement, Retry) is not gone
-        if granted is not None and committed:
-            self.ctx.tell(h.CommitInDoubt(self.name, delivery.msg_id, "committed"))
-            self._settled(delivery, granted, now)
-        elif gone or delivery.reckon_tries:
-            # After a lost answer this may be our own charge, and none is made twice.
-            why = "its row is gone or has moved on: settled by somebody else, or charged unheard"
-            kind = "none" if delivery.verdict is None else delivery.verdict.kind
-            self.ctx.tell(h.SettlementLapsed(self.name, delivery.msg_id, kind, why))
-        else:
-            self._owe(delivery)  # another attempt has committed since
-
-    def _taken(self, delivery: Delivery, now: float) -> None:
-        """Somebody holds the row's lock: the session of the child that died, or the next attempt."""
-        if delivery.reckoned_busy_since is None:
-            delivery.reckoned_busy_since = now
-        if not delivery.lingers and now - delivery.reckoned_busy_since >= _BUSY_WAIT_S:
-            delivery.lingers = True  # no longer in the way of permits
-            self.ctx.tell(h.ChargeOwed(self.name, delivery.msg_id))
-        delivery.settle_at = now + (_OWED_AGAIN_S if delivery.lingers else _BUSY_AGAIN_S)
-        for attempt in self.attempts.values():
-            if attempt.state in (DeliveryState.CLAIMED, DeliveryState.RUNNING) and self._absorb(attempt, delivery):
-                return
-
-    def _reckoned(self, delivery: Delivery) -> None:
-        del self.reckoning[delivery.id]
-        delivery.move(DeliveryState.ENDED)
-
-    def _charge_of(self, delivery: Delivery) -> Owed:
-        """What an attempt in reckoning adds to its row, with what it took over."""
-        deaths = 0
-        if delivery.verdict is not None and delivery.verdict.accounts is not None:
-            deaths = max(0, delivery.verdict.accounts.deaths - delivery.stored.deaths)
-        uncharged = delivery.verdict is None or delivery.verdict.kind == "release"
-        return Owed(delivery.extra + (0 if uncharged else 1), deaths)
-
-    def _absorb(self, attempt: Delivery, debtor: Delivery) -> bool:
-        """An attempt of ours claimed the message before an earlier one was charged: it carries that charge too."""
-        if attempt.fence != debtor.fence:
-            return False
-        self._take_over(attempt, self._charge_of(debtor))
-        self._reckoned(debtor)
-        return True
-
-    def _take_over(self, delivery: Delivery, owed: Owed) -> None:
-        delivery.extra += owed.attempts
-        delivery.accounts = replace(delivery.accounts, deaths=delivery.accounts.deaths + owed.deaths)
-        delivery.attempt = delivery.accounts.attempt(delivery.fence.read_ct + delivery.extra)
-
-    def _owe(self, delivery: Delivery) -> None:
-        charge = self._charge_of(delivery)
-        if not charge.attempts and not charge.deaths:
-            return
-        before = self.owed.pop(delivery.msg_id, Owed(0, 0))
-        self.owed[delivery.msg_id] = Owed(before.attempts + charge.attempts, before.deaths + charge.deaths)
-        while len(self.owed) > _MAX_OWED:
-            self.owed.popitem(last=False)
-        self.ctx.tell(h.ChargeOwed(self.name, delivery.msg_id))
 
     # --- small things -----------------------------------------------------------------------------------------------
 
@@ -386,11 +312,17 @@ class TransactionalQueue(QueueMachine):
 
     def _settled(self, delivery: Delivery, verdict: Verdict, now: float) -> None:
         if verdict.kind in ("success", "dead_letter"):
-            self.owed.pop(delivery.msg_id, None)  # pointless now
+            self.reckonings.forget(delivery.msg_id)
         if verdict.kind in ("retry", "release"):
             self.wakeups.expect(now + verdict.delay_ms / 1000)
             self.sooner(self.wakeups.next_deadline())
-        tell_settled(self.ctx, self.name, delivery, verdict, now)
+        if verdict.reason != "abandoned":  # told when it was refused
+            tell_settled(self.ctx, self.name, delivery, verdict, now)
+
+    def _come_back(self, now: float) -> None:
+        """What was rolled back is visible as soon as its session is over, and nothing else says so."""
+        self.wakeups.expect(now + _UNSEEN_DELAY_S)
+        self.sooner(self.wakeups.next_deadline())
 
     def give_back_waiting(self, now: float, reason: str) -> None:
         """Nothing waits here: a claim is made by the child that runs it."""
@@ -409,45 +341,53 @@ class TransactionalQueue(QueueMachine):
         if delivery.tx is not None:
             self.ctx.do(c.TerminateBackend(self.name, delivery.tx))
         verdict = self._verdict_of_death(delivery, child.kill_cause or DeathCause.UNRESPONSIVE, _NO_FACTS)
-        if verdict is not None or delivery.granted is not None:
+        if delivery.granted is not None:
+            self._doubt(delivery)
+        if verdict is not None or delivery.in_doubt:
             self._reckon(delivery, verdict, now)
             return
         delivery.move(DeliveryState.ENDED)
         self.ctx.tell(h.SettlementLapsed(self.name, delivery.msg_id, "none", "its child cannot be killed"))
 
-    def tick_mode(self, now: float) -> None:
-        for delivery in list(self.reckoning.values()):
-            if delivery.settle_at is None:
-                continue
-            if now >= delivery.settle_at:
-                self._ask(delivery)
-            else:
-                self.sooner(delivery.settle_at)
-
     @property
     def reading(self) -> bool:
         return self._permits > 0
 
+    def spare(self, child: Child, now: float) -> bool:
+        delivery = child.delivery
+        if delivery is None or delivery.granted is None or delivery.spared_until is not None:
+            return False
+        delivery.spared_until = now + self.ctx.settings.kill_after_s * _SPARED_PART
+        self.sooner(delivery.spared_until)
+        return True
+
+    def tick_mode(self, now: float) -> None:
+        self.sooner(self.reckonings.tick(now))
+        if not self.ctx.acks_off:
+            return
+        for child in list(self.pool.children.values()):
+            until = child.delivery.spared_until if child.delivery is not None else None
+            if until is None or child.state is not ChildState.BUSY:
+                continue
+            if now >= until:
+                self.pool.kill(child, now, DeathCause.SHUTDOWN, with_stack=True)
+            else:
+                self.sooner(until)
+
     @property
     def open_work(self) -> int:
-        return len(self.attempts) + sum(1 for delivery in self.reckoning.values() if not delivery.lingers)
-
-    def give_up_reckoning(self) -> int:
-        count = len(self.reckoning)
-        for delivery in list(self.reckoning.values()):
-            del self.reckoning[delivery.id]
-            delivery.move(DeliveryState.ENDED)
-            verdict = delivery.verdict
-            kind = "none" if verdict is None else verdict.kind
-            self.ctx.tell(h.SettlementLapsed(self.name, delivery.msg_id, kind, "the supervisor stops; not charged"))
-        return count
+        return len(self.attempts) + self.reckonings.urgent
 
     def held(self) -> list[Delivery]:
-        return [*self._in_hand(), *self.reckoning.values()]
+        return [*self._in_hand(), *self.reckonings]
 
     def _in_hand(self) -> Iterator[Delivery]:
         return (d for d in self.attempts.values() if d.state is not DeliveryState.PERMITTED)
 
+    def _working(self) -> Iterator[Delivery]:
+        """Attempts that may still take a charge over: their verdict is not fixed yet."""
+        return (d for d in self.attempts.values() if d.state in (DeliveryState.CLAIMED, DeliveryState.RUNNING))
+
     def snapshot(self, now: float) -> QueueSnapshot:
         deciding = sum(1 for d in self.attempts.values() if d.state is DeliveryState.DECIDED)
-        return self._snapshot(now, waiting=0, settling=deciding, owed=len(self.owed) + len(self.reckoning))
+        return self._snapshot(now, waiting=0, settling=deciding, owed=len(self.reckonings))

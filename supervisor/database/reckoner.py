@@ -8,7 +8,7 @@ from typing import Any, Final, assert_never
 import psycopg
 
 from shared import syncpoints
-from shared.errors import ConnectionLost, SupervisorError
+from shared.errors import ConnectionLost, DatabaseError, SupervisorError
 from shared.pgmq.records import DeadLetter, Reckoning, ReckonOutcome, Retry
 from shared.pgmq.statements import transactions
 from supervisor.core.commands import Reckon, TerminateBackend
@@ -23,6 +23,7 @@ from supervisor.telemetry.facts import Fact, Noted
 __all__ = ["Reckoner"]
 
 _INT_MAX: Final = 2**31 - 1
+_MAY_PASS: Final = frozenset({"", "25", "53", "55", "57", "58"})  # no room, somebody's lock, a standby, the disk
 
 
 class Reckoner:
@@ -53,11 +54,12 @@ class Reckoner:
             self._post(await self._reckon(command))
 
     def _failed(self, command: Reckon | TerminateBackend, error: Exception) -> None:
-        text = str(translate(error, "reckon"))
-        if isinstance(command, Reckon):
-            self._post(Reckoned(command.queue, command.claim_id, ReckonOutcome.FAILED, text))
-        else:
-            self._tell(Noted("database", "warning", f"the session of a killed child was not ended: {text}"))
+        failure = translate(error, "reckon")
+        if isinstance(command, TerminateBackend):
+            self._tell(Noted("database", "warning", f"the session of a killed child was not ended: {failure}"))
+            return
+        outcome = ReckonOutcome.REFUSED if _is_refused(failure) else ReckonOutcome.FAILED
+        self._post(Reckoned(command.queue, command.claim_id, outcome, str(failure)))
 
     async def _terminate(self, connection: Connection, tx: TxIdentity) -> None:
         await connection.execute(
@@ -70,21 +72,28 @@ class Reckoner:
         syncpoints.hit("parent.reckon.before", ids)
         try:
             row = await self._session.run("reckon", lambda connection: self._say(connection, queue, wanted))
-            repeated = False
         except ConnectionLost:
             # It may have been carried out: what it wrote, if anything, tells.
             row = await self._session.run("reckon", lambda connection: self._say(connection, queue, wanted))
-            repeated = True
         syncpoints.hit("parent.reckon.after", ids)
-        outcome = _judge(wanted, row, repeated=repeated)
-        if command.tx is None or outcome not in {ReckonOutcome.GONE, ReckonOutcome.MOVED}:
+        outcome = _judge(wanted, row)
+        tx = command.tx
+        if tx is None or tx.xid is None or outcome is ReckonOutcome.DONE:
             return Reckoned(queue, command.claim_id, outcome)
-        status = await self._status(command.tx)
+        if outcome is ReckonOutcome.BUSY:
+            if not await self._session.run("look for a session", lambda connection: self._is_at_work(connection, tx)):
+                outcome = ReckonOutcome.TAKEN
+            return Reckoned(queue, command.claim_id, outcome)
+        status = await self._status(tx)
         committed = {"committed": True, "aborted": False}.get(status)
         return Reckoned(queue, command.claim_id, outcome, f"transaction {status}", committed)
 
     async def _say(self, connection: Connection, queue: str, wanted: Reckoning) -> tuple[Any, ...]:
-        parameters: dict[str, Any] = {"msg_id": wanted.msg_id, "before": wanted.read_ct_before}
+        parameters: dict[str, Any] = {
+            "msg_id": wanted.msg_id,
+            "before": wanted.read_ct_before,
+            "read_us": wanted.read_at_us,
+        }
         match wanted.settlement:
             case Retry(delay_ms=delay_ms, accounts=accounts):
                 statement = transactions.reckon_retry(queue)
@@ -99,6 +108,13 @@ class Reckoner:
         assert row is not None
         return row
 
+    async def _is_at_work(self, connection: Connection, tx: TxIdentity) -> bool:
+        cursor = await connection.execute(
+            transactions.IS_AT_WORK, {"pid": tx.backend_pid, "start_us": tx.backend_start_us, "xid": tx.xid}
+        )
+        row = await cursor.fetchone()
+        return bool(row and row[0])
+
     async def _status(self, tx: TxIdentity) -> str:
         """Name the outcome of a transaction: "committed", "aborted", "in progress" or "unknown"."""
 
@@ -112,8 +128,6 @@ class Reckoner:
                 return "unknown"  # "in the future", or too old to be known
             return (row[0] if row else None) or "unknown"
 
-        if tx.xid is None:
-            return "unknown"
         try:
             return await self._session.run("transaction status", ask)
         except SupervisorError:
@@ -137,15 +151,20 @@ def _read_ct_after(wanted: Reckoning) -> int:
     return min(_INT_MAX, wanted.read_ct_before + 1 + wanted.extra)
 
 
-def _judge(wanted: Reckoning, row: tuple[Any, ...], *, repeated: bool) -> ReckonOutcome:
-    """Let the row decide: (rows served, read_ct that was seen, whether its accounts are those that we write)."""
-    served, read_ct, same_accounts = row
+def _judge(wanted: Reckoning, row: tuple[Any, ...]) -> ReckonOutcome:
+    """Let the row decide: (rows served, read_ct and last_read_at that were seen)."""
+    served, read_ct, read_us = row
     if served:
         return ReckonOutcome.DONE
     if read_ct is None:
         return ReckonOutcome.GONE
-    if read_ct == wanted.read_ct_before:
+    if (read_ct, read_us) == (_read_ct_after(wanted), wanted.read_at_us + 1):
+        return ReckonOutcome.OURS
+    if read_ct == wanted.read_ct_before or (read_ct, read_us) == (wanted.read_ct_before + 1, wanted.read_at_us):
         return ReckonOutcome.BUSY
-    if repeated and same_accounts and read_ct == _read_ct_after(wanted):
-        return ReckonOutcome.DONE
     return ReckonOutcome.MOVED
+
+
+def _is_refused(error: SupervisorError) -> bool:
+    """Tell whether PostgreSQL answered, and would answer the same in a moment."""
+    return isinstance(error, DatabaseError) and not error.retryable and (error.sqlstate or "")[:2] not in _MAY_PASS

@@ -160,6 +160,7 @@ def _translate(child: ChildId, claim_id: ClaimId, kind: Kind, meta: dict[str, An
                 visible_us=outcomes.integer(meta, "visible_us", -outcomes.MAX_INT64, outcomes.MAX_INT64),
                 accounts=outcomes.optional_text(meta, "accounts"),
                 tx=outcomes.parse_transaction(meta),
+                read_at_us=outcomes.integer(meta, "read_us", -outcomes.MAX_INT64, outcomes.MAX_INT64),
             )
         case Kind.COMMIT_REQUEST:
             return CommitRequested(child, claim_id, outcomes.parse_outcome(meta))
@@ -173,7 +174,7 @@ def _translate(child: ChildId, claim_id: ClaimId, kind: Kind, meta: dict[str, An
                 sqlstate=outcomes.optional_text(meta, "sqlstate"),
                 in_doubt=outcomes.boolean(meta, "in_doubt"),
                 claimed=outcomes.boolean(meta, "claimed"),
-                pool_broken=outcomes.boolean(meta, "pool_broken"),
+                outcome=outcomes.parse_outcome(meta) if meta.get("kind") is not None else None,
             )
         case _:
             raise ProtocolError(f"{kind.name} from a child")

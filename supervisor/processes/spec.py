@@ -14,7 +14,7 @@ DUMP_SIGNAL: Final = int(signal.SIGUSR2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """Configuration of the children of one queue. `dsn` and `statement_timeout_ms` only in transactional mode."""
+    """Configuration of the children of one queue. From `dsn` to `max_deaths` only in transactional mode."""
 
     handler: str  # "package.module:function"
     app_dir: str
@@ -24,6 +24,9 @@ class ChildSpec:
     memory_limit_bytes: int | None = None
     dsn: str | None = None
     statement_timeout_ms: int | None = None
+    visibility_timeout_ms: int | None = None
+    max_attempts: int | None = None
+    max_deaths: int | None = None
     title: bool = True
     metrics_dir: str | None = None
     oom_score_adj: int = 537
@@ -49,6 +52,9 @@ def hello(spec: ChildSpec, command: StartChild, *, metrics_index: int) -> dict[s
         "oom_score_adj": spec.oom_score_adj,
         "sync": spec.sync,
         "statement_timeout_ms": spec.statement_timeout_ms,
+        "visibility_timeout_ms": spec.visibility_timeout_ms,
+        "max_attempts": spec.max_attempts,
+        "max_deaths": spec.max_deaths,
         "application_name": f"pgmq-supervisor {command.queue} {command.slot}.{command.incarnation}",
     }
     if spec.mode is Mode.TRANSACTIONAL:

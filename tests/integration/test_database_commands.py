@@ -30,6 +30,7 @@ from supervisor.core.settings import QueueSettings
 from supervisor.core.types import ClaimId, Mode, TxIdentity
 from supervisor.database import Database
 from supervisor.telemetry.facts import DatabaseReconnected
+from tests.support.claims import claimed_in
 from tests.support.rows import DEAD, QUEUE, Rows, accounts
 from tests.support.shell import DELETE, NAME, running
 from tests.support.waiting import eventually
@@ -268,7 +269,7 @@ async def test_a_missing_queue_fails_each_command_and_nothing_else(database: str
         assert [r.outcome for r in await shell.settle((row.fence, DELETE))] == [FAILED]
         shell.database.fetch_body(c.FetchBody(NAME, ClaimId(1), row.fence))
         await shell.events.next(e.BodyFetchFailed)
-        assert (await _reckon(shell, 1, 0)).outcome is ReckonOutcome.FAILED
+        assert (await _reckon(shell, 1, 0)).outcome is ReckonOutcome.REFUSED
 
 
 # --- transactional ----------------------------------------------------------------------------------------------------
@@ -285,15 +286,19 @@ async def _reckon(shell: Any, msg_id: int, before: int, tx: TxIdentity | None = 
 
 
 async def test_reckoning_says_what_became_of_an_attempt(rows: Rows, database: str) -> None:
-    """Busy while the row is held, done after the rollback, moved when said again, gone with the row."""
+    """Busy or taken while the row is held, done after the rollback, ours when said again, moved, gone with the row."""
     msg_id = rows.send(1)
     async with running(database) as shell:
         with psycopg.connect(database) as child:
-            child.execute(transactions.claim_one(QUEUE))
-            assert (await _reckon(shell, msg_id, 0)).outcome is ReckonOutcome.BUSY
+            claim = claimed_in(child, QUEUE)
+            assert (await _reckon(shell, msg_id, 0, claim.identity)).outcome is ReckonOutcome.BUSY
+            other = TxIdentity(claim.xid - 1, claim.backend_pid, claim.backend_start_us)
+            assert (await _reckon(shell, msg_id, 0, other)).outcome is ReckonOutcome.TAKEN
             child.rollback()
-        assert (await _reckon(shell, msg_id, 0, extra=1)).outcome is ReckonOutcome.DONE
+        charge = {"extra": 1, "read_at_us": claim.read_us}
+        assert (await _reckon(shell, msg_id, 0, **charge)).outcome is ReckonOutcome.DONE
         assert rows.ask(f"select read_ct from pgmq.q_{QUEUE}") == 2
+        assert (await _reckon(shell, msg_id, 0, **charge)).outcome is ReckonOutcome.OURS
         assert (await _reckon(shell, msg_id, 0)).outcome is ReckonOutcome.MOVED
         letter = DeadLetter(DEAD, ENVELOPE)
         assert (await _reckon(shell, msg_id, 2, settlement=letter)).outcome is ReckonOutcome.DONE
@@ -306,16 +311,15 @@ async def test_reckoning_names_a_commit_in_doubt(rows: Rows, database: str) -> N
     msg_id = rows.send(1)
     async with running(database, mode=Mode.TRANSACTIONAL) as shell:
         with psycopg.connect(database) as child:
-            claimed = child.execute(transactions.claim_one(QUEUE)).fetchone()
-            assert claimed is not None
-            tx = TxIdentity(xid=claimed[5], backend_pid=claimed[6], backend_start_us=claimed[7])
-            child.execute(transactions.tx_ack_delete(QUEUE), {"msg_id": msg_id, "read_ct": 1})
+            claim = claimed_in(child, QUEUE)
+            tx = claim.identity
+            child.execute(transactions.tx_ack_delete(QUEUE), claim.settled_by)
             assert (await _reckon(shell, msg_id, 0, tx)).outcome is ReckonOutcome.BUSY
             child.commit()
         answer = await _reckon(shell, msg_id, 0, tx)
         assert (answer.outcome, answer.error) == (ReckonOutcome.GONE, "transaction committed")
         assert answer.committed is True
-        unknown = TxIdentity(xid=2**60, backend_pid=1, backend_start_us=claimed[7])
+        unknown = TxIdentity(xid=2**60, backend_pid=1, backend_start_us=claim.backend_start_us)
         answer = await _reckon(shell, msg_id, 0, unknown)
         assert (answer.error, answer.committed) == ("transaction unknown", None)
 
@@ -325,13 +329,11 @@ async def test_the_session_of_a_killed_child_is_ended(rows: Rows, database: str)
     msg_id = rows.send(1)
     async with running(database) as shell:
         child = psycopg.connect(database)
-        claimed = child.execute(transactions.claim_one(QUEUE)).fetchone()
-        assert claimed is not None
-        wrong = TxIdentity(xid=claimed[5] + 1, backend_pid=claimed[6], backend_start_us=claimed[7])
+        claim = claimed_in(child, QUEUE)
+        wrong = TxIdentity(claim.xid + 1, claim.backend_pid, claim.backend_start_us)
         shell.database.terminate_backend(c.TerminateBackend(NAME, wrong))
         assert (await _reckon(shell, msg_id, 0)).outcome is ReckonOutcome.BUSY
-        right = TxIdentity(xid=claimed[5], backend_pid=claimed[6], backend_start_us=claimed[7])
-        shell.database.terminate_backend(c.TerminateBackend(NAME, right))
+        shell.database.terminate_backend(c.TerminateBackend(NAME, claim.identity))
         async with asyncio.timeout(10):
             while (await _reckon(shell, msg_id, 0)).outcome is ReckonOutcome.BUSY:
                 pass

@@ -9,6 +9,7 @@ import pytest
 
 from shared.pgmq.statements import queues, transactions
 from supervisor.database.admin import Admin
+from tests.support.claims import claimed_in
 from tests.support.rows import QUEUE, Rows, accounts
 
 ENVELOPE = json.dumps({"version": 1, "source": {"queue": QUEUE}})
@@ -63,8 +64,8 @@ def test_transactional_claims_and_purges_work_there(rows: Rows, database: str) -
     for n in range(25):
         rows.send(n)
     with rows.connection.transaction():
-        [claimed] = rows.run(transactions.claim_one(QUEUE))
-        assert rows.run(transactions.tx_ack_archive(QUEUE), msg_id=claimed[0], read_ct=1) == [(claimed[0],)]
+        claim = claimed_in(rows.connection, QUEUE)
+        assert rows.run(transactions.tx_ack_archive(QUEUE), **claim.settled_by) == [(claim.msg_id,)]
     assert rows.run(queues.purge_batch(QUEUE), limit=7) == [(7,)]
     assert rows.count() == 17
     [info] = [info for info in Admin(rows.connection).list_queues() if info.name == QUEUE]

@@ -130,7 +130,7 @@ async def test_a_transaction_is_told_step_by_step() -> None:
         request = await it.event(CommitRequested, child)
         assert request.outcome == SUCCESS
         claimed = await it.event(TransactionClaimed, child)
-        assert (claimed.msg_id, claimed.tx) == (7, TxIdentity(9, 10, 11))
+        assert (claimed.msg_id, claimed.tx, claimed.read_at_us) == (7, TxIdentity(9, 10, 11), 12)
         it.processes.answer_commit(AnswerCommit(child, claim, Ack(AckMode.DELETE), keep_work=True))
         await it.event(Committed, child)
 
@@ -139,7 +139,7 @@ async def test_a_transaction_is_told_step_by_step() -> None:
         await it.event(CommitRequested, child, nth=2)
         it.processes.answer_commit(AnswerCommit(child, claim, None, keep_work=False))
         ended = await it.event(TransactionEnded, child)
-        assert (ended.claimed, ended.in_doubt, ended.pool_broken) == (True, False, False)
+        assert (ended.claimed, ended.in_doubt, ended.outcome) == (True, False, None)
         assert not any(isinstance(event, PermitEmpty) for event in it.events)
 
 

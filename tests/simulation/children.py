@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
 from shared.pgmq.records import DeadLetter
 from supervisor.core import commands as c
 from supervisor.core import events as e
+from supervisor.core.accounts import parse_accounts
 from supervisor.core.settings import QueueSettings
 from supervisor.core.types import ChildId, ClaimId, DeathFacts, ErrorInfo, Outcome, OutcomeKind, QueueName, TxIdentity
 from tests.simulation.choices import KILLED, KILLED_BY_GUARD, Ending, Reaction, Script, facts, script
@@ -36,6 +37,7 @@ class Run:
     stop_asked: bool = False
     given_up: bool = False  # its process cannot be killed for a while
     transaction: Transaction | None = None
+    owed: dict[int, int] = field(default_factory=dict)
 
 
 class FakeChild:
@@ -180,6 +182,11 @@ class FakeChild:
         message = world.ledger.message(name, run.msg_id)
         nature = world.natures[name, run.msg_id]
         run.script = found = script(world.rng, nature, message.starts + 1, self.settings)
+        unrun = self._not_to_be_run(run)
+        if unrun is not None:
+            run.ended = True
+            self._tell(e.CommitRequested(self.id, run.claim_id, unrun))
+            return
         if found.ending is Ending.DIES_EARLY or world.faults.hit("child.died_early"):
             self.die(found.death)
             return
@@ -187,6 +194,19 @@ class FakeChild:
         world.ledger.started(self, name, run.msg_id)
         self._tell(e.MessageStarted(self.id, run.claim_id))
         self._plan_end(run, found)
+
+    def _not_to_be_run(self, run: Run) -> Outcome | None:
+        """A transactional child asks at once: it was told to stop, or the message has had all its attempts."""
+        if run.transaction is None:
+            return None
+        if run.stop_asked:
+            return _STOPPED
+        row, read_ct = run.transaction.row, run.transaction.read_ct
+        accounts = parse_accounts(self.queue.accounts_of(row), self.queue.name, row.msg_id, read_ct)
+        attempt = accounts.attempt(read_ct + run.owed.get(row.msg_id, 0))
+        if attempt > self.settings.max_attempts or accounts.deaths >= self.settings.max_deaths:
+            return Outcome(OutcomeKind.ERROR, error=ErrorInfo("AttemptsExhausted", "", ""))
+        return None
 
     def _plan_end(self, run: Run, found: Script) -> None:
         hit, timeline = self.world.faults.hit, self.world.timeline
@@ -275,7 +295,7 @@ class FakeChild:
         self._accepts()
         if not self.alive:
             return
-        self.run = run = Run(command.claim_id)
+        self.run = run = Run(command.claim_id, owed=dict(command.owed))
         if self.world.faults.hit("child.dispatch_lost"):
             self.frozen = True
             return
@@ -303,9 +323,19 @@ class FakeChild:
         accounts = self.queue.accounts_of(row)
         self._tell(
             e.TransactionClaimed(
-                self.id, run.claim_id, row.msg_id, transaction.read_ct, row.enqueued_us, row.vt_us, accounts, tx
+                self.id,
+                run.claim_id,
+                row.msg_id,
+                transaction.read_ct,
+                row.enqueued_us,
+                row.vt_us,
+                accounts,
+                tx,
+                transaction.read_us,
             )
         )
+        if world.faults.hit("tx.by_hand"):
+            world.timeline.after(world.rng.uniform(0.01, 0.1), self._commit_by_hand, run)
         if world.faults.hit("tx.terminated"):
             world.timeline.after(world.rng.uniform(0.0, 0.05), self._lose_session, run)
         if world.faults.hit("child.dispatch_lost"):
@@ -321,6 +351,13 @@ class FakeChild:
             if self.world.rng.random() < 0.5:
                 self.world.timeline.after(self.world.rng.uniform(0.0, 0.1), self._end_without_commit, run, "57P01")
 
+    def _commit_by_hand(self, run: Run) -> None:
+        """From then on nothing but its vt keeps the message from others."""
+        transaction = run.transaction
+        if self.run is run and run.started and not run.ended and transaction is not None and transaction.open:
+            self.world.ledger.message(self.queue.name, run.msg_id).ran_free = True
+            self.queue.commit_by_hand(transaction, self.settings.visibility_timeout_s)
+
     def _end_without_commit(self, run: Run, sqlstate: str | None, in_doubt: bool = False) -> None:
         if not self.alive or self.run is not run:
             return
@@ -329,7 +366,9 @@ class FakeChild:
             self.queue.rollback(run.transaction)
         self._let_go(run)
         error = None if sqlstate is None else _sql_error(sqlstate)
-        self._tell(e.TransactionEnded(self.id, run.claim_id, error, sqlstate, in_doubt, True))
+        asked = run.script.outcome if run.script is not None and run.started else None
+        told = asked if not in_doubt and sqlstate == "57P01" and self.world.faults.hit("tx.told") else None
+        self._tell(e.TransactionEnded(self.id, run.claim_id, error, sqlstate, in_doubt, True, told))
 
     def answer(self, command: c.AnswerCommit) -> None:
         run = self.run

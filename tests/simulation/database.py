@@ -52,6 +52,7 @@ class Transaction:
     row: Row
     read_ct: int
     xid: int
+    read_us: int
     open: bool = True
 
 
@@ -145,6 +146,7 @@ class Queue:
     def crash(self, lost_s: float) -> None:
         """The server ends: open transactions are gone, and with them the last commits."""
         for transaction in list(self.transactions):
+            self.ledger.message(self.name, transaction.row.msg_id).ran_free = True  # its child does not know yet
             self.rollback(transaction)
         self.fates.clear()
         for row in self.rows.values():
@@ -238,7 +240,9 @@ class Queue:
         self._apply(row, settlement)
         return SettleOutcome.DONE
 
-    def _apply(self, row: Row, settlement: Settlement, read_ct: int | None = None) -> None:
+    def _apply(
+        self, row: Row, settlement: Settlement, read_ct: int | None = None, charged_us: int | None = None
+    ) -> None:
         match settlement:
             case Ack():
                 self._drop(row)
@@ -251,7 +255,7 @@ class Queue:
                 self._written(row)
                 now = self.clock_us()
                 row.vt_us = now + delay_ms * 1000
-                row.last_read_us = max(now, (row.last_read_us or 0) + 1)
+                row.last_read_us = max(charged_us or now, (row.last_read_us or 0) + 1)
                 if read_ct is not None:
                     row.read_ct = read_ct
                 self._write_accounts(row, accounts)
@@ -263,7 +267,7 @@ class Queue:
         due = self._visible(self.clock_us())
         if not due:
             return None
-        transaction = Transaction(due[0], due[0].read_ct + 1, xid)
+        transaction = Transaction(due[0], due[0].read_ct + 1, xid, self.clock_us())
         due[0].lock = transaction
         self.transactions.append(transaction)
         self.ledger.message(self.name, due[0].msg_id).claims += 1
@@ -277,24 +281,36 @@ class Queue:
             self.fates[transaction.xid] = False
 
     def commit(self, transaction: Transaction, settlement: Settlement, read_ct: int | None) -> None:
+        self._commit_claim(transaction)
+        self._apply(transaction.row, settlement, read_ct, transaction.read_us + 1)
+
+    def commit_by_hand(self, transaction: Transaction, lease_s: float) -> None:
+        """The handler ends what is not its own: the claim stands, and nothing settles it."""
+        self._commit_claim(transaction)
+        transaction.row.vt_us = transaction.read_us + int(lease_s * 1e6)
+
+    def _commit_claim(self, transaction: Transaction) -> None:
         self.rollback(transaction)
         self.fates[transaction.xid] = True
         self._written(transaction.row)
         transaction.row.read_ct = transaction.read_ct
-        transaction.row.last_read_us = self.clock_us()
-        self._apply(transaction.row, settlement, read_ct)
+        transaction.row.last_read_us = transaction.read_us
 
-    def reckon(self, reckoning: Reckoning) -> ReckonOutcome:
+    def reckon(self, reckoning: Reckoning, xid: int | None) -> ReckonOutcome:
         row = self.rows.get(reckoning.msg_id)
         if row is None:
             return ReckonOutcome.GONE
-        after = reckoning.read_ct_before + 1 + reckoning.extra
-        settlement = reckoning.settlement
-        if row.read_ct != reckoning.read_ct_before:
+        after, charged_us = reckoning.read_ct_before + 1 + reckoning.extra, reckoning.read_at_us + 1
+        seen = (row.read_ct, row.last_read_us)
+        if seen == (after, charged_us):
+            return ReckonOutcome.OURS
+        by_hand = seen == (reckoning.read_ct_before + 1, reckoning.read_at_us)
+        if row.read_ct != reckoning.read_ct_before and not by_hand:
             return ReckonOutcome.MOVED
         if row.lock is not None:
-            return ReckonOutcome.BUSY
-        if isinstance(settlement, DeadLetter) and not self.dlq_there:
-            return ReckonOutcome.FAILED
-        self._apply(row, settlement, after)
+            own = isinstance(row.lock, Transaction) and row.lock.xid == xid
+            return ReckonOutcome.BUSY if own else ReckonOutcome.TAKEN
+        if isinstance(reckoning.settlement, DeadLetter) and not self.dlq_there:
+            return ReckonOutcome.REFUSED
+        self._apply(row, reckoning.settlement, after, charged_us)
         return ReckonOutcome.DONE

@@ -42,6 +42,8 @@ SITES: Final[dict[str, float]] = {
     # transactions
     "tx.claim_failed": 0.1,
     "tx.terminated": 0.1,
+    "tx.by_hand": 0.05,  # the handler commits its claim
+    "tx.told": 0.5,  # what a handler asked for is told although its transaction is gone
     "tx.conflict": 0.1,
     "tx.constraint": 0.05,
     "tx.commit_lost": 0.1,

@@ -298,16 +298,17 @@ class Shell:
 
     def _reckon(self, command: c.Reckon) -> None:
         queue, name, claim_id = self.world.queues[command.queue], command.queue, command.claim_id
+        xid = command.tx.xid if command.tx is not None else None
         self._begin("reckon", claim_id)
         failed = e.Reckoned(name, claim_id, ReckonOutcome.FAILED, "failed")
 
         def known(outcome: ReckonOutcome) -> bool | None:
-            asked = command.tx is not None and outcome in (ReckonOutcome.GONE, ReckonOutcome.MOVED)
-            return queue.fates.get(command.tx.xid or 0) if asked and command.tx is not None else None
+            asked = outcome in (ReckonOutcome.GONE, ReckonOutcome.MOVED, ReckonOutcome.OURS)
+            return queue.fates.get(xid) if asked and xid is not None else None
 
         self._ask(
             "reckon",
-            lambda: queue.reckon(command.reckoning),
+            lambda: queue.reckon(command.reckoning, xid),
             lambda outcome: self._end("reckon", claim_id, e.Reckoned(name, claim_id, outcome, None, known(outcome))),
             lambda _error: self._end("reckon", claim_id, failed),
         )

@@ -126,6 +126,7 @@ def transaction(sock: socket.socket, seq: int) -> None:
         "xid": 9,
         "backend_pid": 10,
         "backend_start_us": 11,
+        "read_us": 12,
     }
     sock.sendall(encode(Kind.TX_CLAIMED, seq, claimed) + encode(Kind.STARTED, seq))
     sock.sendall(encode(Kind.COMMIT_REQUEST, seq, {"kind": "success"}))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from child.attempts import count_attempt
+from child.attempts import tally
 from child.loader import LoadError, load_handler
 from child.outcomes import describe, find_sqlstate, of_exception, of_return
 from child.results import fit_result
@@ -139,7 +139,7 @@ def test_an_outcome_always_fits_into_a_frame() -> None:
 )
 def test_attempts_in_transactional_mode(accounts: str | None, owed: list[object], attempt: int) -> None:
     """read_ct 5 of message 7, with what its entry says if it is its own."""
-    assert count_attempt(read_ct=5, accounts=accounts, queue="q", msg_id=7, owed=owed) == attempt
+    assert tally(read_ct=5, accounts=accounts, queue="q", msg_id=7, owed=owed).attempt == attempt
 
 
 def test_attempts_agree_with_the_supervisor() -> None:
@@ -149,7 +149,12 @@ def test_attempts_agree_with_the_supervisor() -> None:
     for refunds in (0, 1, 4, 5, 10**9, -1, True, "2", None, 1.5):
         entry = json.dumps({"queue": "q", "msg_id": 7, "refunds": refunds})
         theirs = parse_accounts(entry, "q", 7, 5).attempt(5)
-        assert count_attempt(read_ct=5, accounts=entry, queue="q", msg_id=7, owed=[]) == theirs
+        assert tally(read_ct=5, accounts=entry, queue="q", msg_id=7, owed=[]).attempt == theirs
+        entry = json.dumps({"queue": "q", "msg_id": 7, "deaths": refunds})
+        assert (
+            tally(read_ct=5, accounts=entry, queue="q", msg_id=7, owed=[]).deaths
+            == parse_accounts(entry, "q", 7, 5).deaths
+        )
 
 
 class Service:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
+from psycopg import sql
+
 from shared.pgmq.statements._compose import (
-    END_FENCE,
-    ENTRY,
     accounts_of,
     archived,
     compose,
@@ -15,9 +15,12 @@ from shared.pgmq.statements._compose import (
     headers_with_accounts,
     live,
     micros,
+    piece,
 )
+from shared.pgmq.statements.sessions import SESSION_START
 
 __all__ = [
+    "IS_AT_WORK",
     "TERMINATE_BACKEND",
     "XACT_STATUS",
     "claim_one",
@@ -30,81 +33,95 @@ __all__ = [
     "tx_retry",
 ]
 
+# A last_read_at that only the settlement of this one claim writes, so that it can be told from every other: repeated
+# after a lost answer, it is found done. Later than the old one, whatever the clock does: no fence matches again.
+_CHARGED: Final = sql.SQL(
+    "greatest(timestamptz 'epoch' + (%(read_us)s::bigint + 1) * interval '1 microsecond',"
+    " m.last_read_at + interval '1 microsecond')"
+)
+
 
 @lru_cache(maxsize=64)
-def claim_one(queue: str) -> bytes:
-    """Compose the claim of one message inside the child's transaction; no parameters; no row: nothing visible.
+def claim_one(queue: str, *, pooled: bool) -> bytes:
+    """Compose the claim of one message inside the child's transaction. No row: nothing visible.
 
-    Columns: msg_id, read_ct, enqueued_us, visible_us, accounts, xid, backend_pid, backend_start_us, and one more that
-    only leaves a note for `claimed_body`. An empty claim takes no transaction number. vt stays: the row's lock is the
-    lease. Locks the row until the end of the transaction.
+    Parameters: lease_ms; limit_ms, as text: how long a statement and an idle transaction may last from here on.
+    Columns: msg_id, read_ct, read_us, enqueued_us, visible_us, accounts, place (ctid as text), xid, backend_pid, and
+    backend_start_us, which only a transaction pooler makes worth asking for each time (else NULL); the rest only sets
+    something until the end of the transaction, a note for `claimed_body` among it.
+
+    The row's lock is the lease. vt moves all the same: it counts when the handler commits by hand, and a row that
+    stayed in its place in the index would be found dead by every later claim. An empty claim takes no transaction
+    number. Locks the row until the end of the transaction.
     """
     return compose(
         """
         with due as materialized (
-            select m.tableoid as part, m.ctid as place
+            select m.tableoid as part, m.ctid as place, m.vt
             from {q} as m
             where m.vt <= now()
             order by m.vt
             limit 1
             for update of m skip locked
-        ), claimed as (
-            update {q} as m
-            set read_ct = least(m.read_ct, 2147483646) + 1, last_read_at = clock_timestamp()
-            from due as d
-            where m.ctid = d.place and m.tableoid = d.part
-            returning m.msg_id, m.read_ct, m.enqueued_at, m.vt, m.headers
         )
-        select msg_id, read_ct, {enqueued_us}, {visible_us}, {accounts},
-               pg_current_xact_id_if_assigned()::text::bigint, pg_backend_pid(),
-               (select {start_us} from pg_stat_get_activity(pg_backend_pid()) as a),
-               set_config('pgmq_supervisor.claimed', msg_id || ' ' || read_ct, true)
-        from claimed
+        update {q} as m
+        set read_ct = least(m.read_ct, 2147483646) + 1,
+            last_read_at = clock_timestamp(),
+            vt = clock_timestamp() + %(lease_ms)s::bigint * interval '1 millisecond'
+        from due as d
+        where m.ctid = d.place and m.tableoid = d.part
+        returning m.msg_id, m.read_ct, {read_us}, {enqueued_us}, {visible_us}, {accounts}, m.ctid::text,
+                  pg_current_xact_id_if_assigned()::text::bigint, pg_backend_pid(), {start_us},
+                  set_config('pgmq_supervisor.claimed', m.msg_id::text, true),
+                  set_config('statement_timeout', %(limit_ms)s::text, true),
+                  set_config('idle_in_transaction_session_timeout', %(limit_ms)s::text, true)
         """,
         q=live(queue),
-        enqueued_us=micros("enqueued_at"),
-        visible_us=micros("vt"),
-        accounts=accounts_of("headers"),
-        start_us=micros("a.backend_start"),
+        read_us=micros("m.last_read_at"),
+        enqueued_us=micros("m.enqueued_at"),
+        visible_us=micros("d.vt"),
+        accounts=accounts_of("m.headers"),
+        start_us=piece("({start})", start=SESSION_START) if pooled else sql.NULL,
     )
 
 
 @lru_cache(maxsize=64)
 def claimed_body(queue: str) -> bytes:
-    """Compose the load of what `claim_one` of the same transaction claimed: (headers, body) in UTF-8; no parameters.
+    """Compose the load of what `claim_one` of the same transaction claimed: (headers, body) as text; no parameters.
 
-    It finds the number in a setting that ends with the transaction, so that both go in one pipeline. Locks nothing.
+    It finds the number in a setting that ends with the transaction, so that both go in one message. Locks nothing.
     """
     return compose(
         """
-        select convert_to(m.headers::text, 'UTF8'), convert_to(m.message::text, 'UTF8')
+        select m.headers::text, m.message::text
         from {q} as m
-        where m.msg_id = nullif(split_part(current_setting('pgmq_supervisor.claimed', true), ' ', 1), '')::bigint
-          and m.read_ct = nullif(split_part(current_setting('pgmq_supervisor.claimed', true), ' ', 2), '')::integer
+        where m.msg_id = nullif(current_setting('pgmq_supervisor.claimed', true), '')::bigint
         """,
         q=live(queue),
     )
 
 
-# The row of the statements below is locked by this very transaction, so that no fence is needed; but each must match
-# exactly one row, which their caller checks by the number of rows that come back.
+# The row of the statements below is locked by this very transaction. Each must match exactly one row, which their
+# caller checks: then this is the transaction of the claim, and nobody but the claim has touched the row in it.
+_CLAIMED: Final = sql.SQL(
+    "m.ctid = %(place)s::tid and m.msg_id = %(msg_id)s"
+    " and pg_current_xact_id_if_assigned()::text::bigint = %(xid)s::bigint"
+)
 
 
 @lru_cache(maxsize=64)
 def tx_ack_delete(queue: str) -> bytes:
-    """Compose the delete of the message claimed here. Parameters: msg_id, read_ct. One row comes back."""
-    return compose(
-        "delete from {q} as m where m.msg_id = %(msg_id)s and m.read_ct = %(read_ct)s returning m.msg_id", q=live(queue)
-    )
+    """Compose the delete of the message claimed here. Parameters: place, msg_id, xid. One row comes back."""
+    return compose("delete from {q} as m where {claimed} returning m.msg_id", q=live(queue), claimed=_CLAIMED)
 
 
 @lru_cache(maxsize=64)
 def tx_ack_archive(queue: str) -> bytes:
-    """Compose the archiving of the message claimed here. Parameters: msg_id, read_ct. One row comes back."""
+    """Compose the archiving of the message claimed here. Parameters: place, msg_id, xid. One row comes back."""
     return compose(
         """
         with done as (
-            delete from {q} as m where m.msg_id = %(msg_id)s and m.read_ct = %(read_ct)s
+            delete from {q} as m where {claimed}
             returning m.msg_id, m.vt, m.read_ct, m.enqueued_at, m.last_read_at, m.message, m.headers
         ), kept as (
             insert into {a} (msg_id, vt, read_ct, enqueued_at, last_read_at, message, headers)
@@ -115,6 +132,7 @@ def tx_ack_archive(queue: str) -> bytes:
         """,
         q=live(queue),
         a=archived(queue),
+        claimed=_CLAIMED,
     )
 
 
@@ -122,95 +140,103 @@ def tx_ack_archive(queue: str) -> bytes:
 def tx_retry(queue: str) -> bytes:
     """Compose the retry of the message claimed here.
 
-    Parameters: msg_id, read_ct, delay_ms, accounts (JSON text or NULL), set_read_ct (absolute, or NULL to leave it).
-    One row comes back.
+    Parameters: place, msg_id, xid, delay_ms, accounts (JSON text or NULL), read_us (of the claim), set_read_ct
+    (absolute, or NULL to leave it). One row comes back.
     """
     return compose(
         """
         update {q} as m
         set vt = clock_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond',
             read_ct = coalesce(%(set_read_ct)s::integer, m.read_ct),
-            last_read_at = {end_fence},
+            last_read_at = {charged},
             headers = {headers}
-        where m.msg_id = %(msg_id)s and m.read_ct = %(read_ct)s
+        where {claimed}
         returning m.msg_id
         """,
         q=live(queue),
-        end_fence=END_FENCE,
+        charged=_CHARGED,
         headers=headers_with_accounts(queue, "%(accounts)s::text"),
+        claimed=_CLAIMED,
     )
 
 
 @lru_cache(maxsize=64)
 def tx_dead_letter(queue: str) -> bytes:
-    """Compose the move of the message claimed here. Parameters: msg_id, read_ct, target, envelope (JSON text).
+    """Compose the move of the message claimed here. Parameters: place, msg_id, xid, target, envelope (JSON text).
 
     One row comes back.
     """
     return compose(
         """
         with d as (
-            delete from {q} as m where m.msg_id = %(msg_id)s and m.read_ct = %(read_ct)s
+            delete from {q} as m where {claimed}
             returning m.msg_id, m.enqueued_at, m.message, m.headers
         )
         select sent from d cross join lateral pgmq.send(%(target)s::text, {document}) as sent
         """,
         q=live(queue),
         document=dead_letter_document(queue, "%(envelope)s::text"),
+        claimed=_CLAIMED,
     )
 
 
 # --- the parent, after an attempt whose commit it did not hear of -----------------------------------------------------
 #
-# Columns of both: (number of rows served, read_ct that this statement saw or NULL, whether the row has the accounts
-# that we would write). Locks the row until the commit; a row locked by somebody else is skipped, not waited for.
+# Columns of both: number of rows served, and read_ct and last_read_at (microseconds) as this statement saw them, NULL
+# where there is no row. Lock the row until the commit; a row locked by somebody else is skipped, not waited for.
+
+# Rolled back: read_ct is the one from before the claim. Committed by the handler's own hand: it is the claim's, and so
+# is last_read_at, which nobody else has.
+_UNSETTLED: Final = sql.SQL(
+    "m.msg_id = %(msg_id)s and (m.read_ct = %(before)s or (m.read_ct = %(before)s + 1"
+    " and m.last_read_at = timestamptz 'epoch' + %(read_us)s::bigint * interval '1 microsecond'))"
+)
 
 
 @lru_cache(maxsize=64)
 def reckon_retry(queue: str) -> bytes:
-    """Compose the charge of an attempt that was rolled back.
+    """Compose the charge of an attempt that ended without a settlement.
 
-    Parameters: msg_id, before and after (read_ct as it must be, and as it will be), delay_ms, accounts.
+    Parameters: msg_id, before and after (read_ct before the claim, and as it will be), read_us (of the claim),
+    delay_ms, accounts. What it writes as last_read_at tells later that it was this very charge.
     """
     return compose(
         """
         with held as materialized (
             select m.tableoid as part, m.ctid as place
             from {q} as m
-            where m.msg_id = %(msg_id)s and m.read_ct = %(before)s
+            where {unsettled}
             for update of m skip locked
         ), done as (
             update {q} as m
             set vt = clock_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond',
                 read_ct = %(after)s,
-                last_read_at = {end_fence},
+                last_read_at = {charged},
                 headers = {headers}
             from held as h
             where m.ctid = h.place and m.tableoid = h.part
             returning m.msg_id
         )
-        select (select count(*) from done),
-               (select max(m.read_ct) from {q} as m where m.msg_id = %(msg_id)s),
-               coalesce((select bool_or(case when jsonb_typeof(m.headers -> {entry}) = 'object'
-                                     then (m.headers -> {entry}) - 'headers' end = %(accounts)s::jsonb)
-                         from {q} as m where m.msg_id = %(msg_id)s), false)
+        select (select count(*) from done), m.read_ct, {read_us}
+        from (values (%(msg_id)s::bigint)) as w(msg_id) left join {q} as m using (msg_id)
         """,
         q=live(queue),
-        end_fence=END_FENCE,
+        unsettled=_UNSETTLED,
+        charged=_CHARGED,
         headers=headers_with_accounts(queue, "%(accounts)s::text"),
-        entry=ENTRY,
+        read_us=micros("m.last_read_at"),
     )
 
 
 @lru_cache(maxsize=64)
 def reckon_dead_letter(queue: str) -> bytes:
-    """Compose the move after the last attempt, rolled back. Parameters: msg_id, before, target, envelope."""
+    """Compose the move after the last attempt. Parameters: msg_id, before, read_us, target, envelope."""
     return compose(
         """
         with held as materialized (
             select m.tableoid as part, m.ctid as place
             from {q} as m
-            where m.msg_id = %(msg_id)s and m.read_ct = %(before)s
+            where {unsettled}
             for update of m skip locked
         ), done as (
             delete from {q} as m using held as h where m.ctid = h.place and m.tableoid = h.part
@@ -218,14 +244,24 @@ def reckon_dead_letter(queue: str) -> bytes:
         ), moved as (
             select sent from done as d cross join lateral pgmq.send(%(target)s::text, {document}) as sent
         )
-        select (select count(*) from moved),
-               (select max(m.read_ct) from {q} as m where m.msg_id = %(msg_id)s),
-               false
+        select (select count(*) from moved), m.read_ct, {read_us}
+        from (values (%(msg_id)s::bigint)) as w(msg_id) left join {q} as m using (msg_id)
         """,
         q=live(queue),
+        unsettled=_UNSETTLED,
         document=dead_letter_document(queue, "%(envelope)s::text"),
+        read_us=micros("m.last_read_at"),
     )
 
+
+IS_AT_WORK: Final = b"""
+select exists (
+    select from pg_stat_get_activity(%(pid)s) as a
+    where a.backend_start = timestamptz 'epoch' + %(start_us)s::bigint * interval '1 microsecond'
+      and a.backend_xid::text::bigint = %(xid)s::bigint & 4294967295
+)
+"""
+"""Whether a session still is in that transaction. Parameters: pid, start_us, xid. Locks nothing."""
 
 TERMINATE_BACKEND: Final = b"""
 select pg_terminate_backend(a.pid)
