@@ -146,6 +146,8 @@ class FakeChild:
         if deadline > self.world.timeline.now:
             self.world.timeline.at(deadline, self._guard_looks)
         elif not self.killed:
+            if self.shell.alive and not self.shell.frozen:
+                raise Violation("a child is killed before its lease runs out", f"{self}, {self.run}")
             self.die(KILLED_BY_GUARD)
 
     def exit(self) -> None:
