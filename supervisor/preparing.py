@@ -11,13 +11,9 @@ from supervisor.database.admin import Admin, WantedQueue
 from supervisor.database.connections import ConnectionOptions, connect_blocking
 
 
-def prepare_queues(config: Config) -> list[tuple[str, str]]:
-    """Create queues that may be created; gives those that have no notifications, and why.
-
-    Raises a `SupervisorError` where a queue or its dead-letter queue is missing: without a destination there is no
-    start (failure model: 'dead-letter move fails').
-    """
-    wanted = [
+def wanted_queues(config: Config) -> list[WantedQueue]:
+    """The queues of a configuration, as the administration takes them."""
+    return [
         WantedQueue(
             name=name,
             dead_letter_queue=queue.dead_letter_queue_of(name),
@@ -27,8 +23,16 @@ def prepare_queues(config: Config) -> list[tuple[str, str]]:
         )
         for name, queue in config.queues.items()
     ]
+
+
+def prepare_queues(config: Config) -> list[tuple[str, str]]:
+    """Create queues that may be created; gives those that have no notifications, and why.
+
+    Raises a `SupervisorError` where a queue or its dead-letter queue is missing: without a destination there is no
+    start (failure model: 'dead-letter move fails').
+    """
     with connect_blocking(config.dsn, _options(config), "prepare") as connection:
-        return list(Admin(connection).prepare(wanted).notify_failed)
+        return list(Admin(connection).prepare(wanted_queues(config)).notify_failed)
 
 
 class _Stopped(Exception):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["AppDir", "ConfigFile", "Dsn", "Json", "QueueName", "Socket", "arrange"]
+__all__ = ["AppDir", "ConfigFile", "Dsn", "Json", "QueueName", "Queues", "Socket", "Yes", "arrange"]
 
 ConfigFile = Annotated[
     str | None,
@@ -32,8 +32,14 @@ Socket = Annotated[
     str | None,
     typer.Option("--socket", metavar="PATH", help="Control socket (default: in the runtime directory)."),
 ]
+Queues = Annotated[
+    list[str] | None,
+    typer.Option("--queue", metavar="NAME=MODULE:FUNCTION", help="A queue and its handler; may be repeated."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal.")]
 
 _HELP = ("--help", "-h")
 _VALUED = frozenset({"--config", "-c", "--dsn", "--queue", "--concurrency", "--app-dir", "--socket", "--messages"})

@@ -11,8 +11,9 @@ from shared.naming import validate_queue_name
 from supervisor.cli.failures import ExitCode, warn
 from supervisor.cli.opening import connected
 from supervisor.cli.output import Column, counting, print_json, print_table
-from supervisor.database.admin import Admin, WantedQueue
+from supervisor.database.admin import Admin
 from supervisor.embedded import Installed
+from supervisor.preparing import wanted_queues
 
 __all__ = ["confirm", "create_queue", "drop_queue", "initialise", "list_queues", "purge_queue"]
 
@@ -35,17 +36,7 @@ _PGMQ_SAID = {
 def initialise(config_file: str | None, dsn: str | None, *, as_json: bool) -> int:
     """Make the database ready for the configuration."""
     with connected(config_file, dsn) as (config, connection):
-        wanted = [
-            WantedQueue(
-                name=name,
-                dead_letter_queue=queue.dead_letter_queue_of(name),
-                storage=queue.storage.value,
-                create=queue.create,
-                notify=queue.notify,
-            )
-            for name, queue in config.queues.items()
-        ]
-        report = Admin(connection).initialise(wanted)
+        report = Admin(connection).initialise(wanted_queues(config))
     steps = [(_PGMQ_SAID[report.pgmq], report.pgmq is not Installed.ALREADY)]
     steps.append(("schema pgmq_supervisor", report.schema_created))
     steps += [(f"queue {name}", name in report.created) for name in sorted({*report.created, *report.present})]

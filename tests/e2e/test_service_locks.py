@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.support.running import stage
+from tests.support.running import runs, stage
 from tests.support.waiting import eventually
 from tests.support.watch import HTTP, Watch, pass_time
 
@@ -18,15 +18,6 @@ RECORDING = """
         if message.deliveries == 1:
             time.sleep(message.body)
 """
-
-
-def runs(folder: Path) -> list[tuple[int, int]]:
-    """What handlers wrote down at their start: (message, attempt)."""
-    try:
-        lines = (folder / "ran").read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    return [(int(msg_id), int(attempt)) for msg_id, attempt in map(str.split, lines)]
 
 
 def test_a_row_that_somebody_locks_for_long_costs_no_other_lease(tmp_path: Path, database: str) -> None:

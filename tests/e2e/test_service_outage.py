@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.proxy import Proxy
-from tests.support.running import Stage, stage
+from tests.support.running import Stage, runs, stage
 from tests.support.waiting import eventually
 from tests.support.watch import HTTP, Watch, pass_time, processor_s
 
@@ -42,15 +42,6 @@ def come_back(proxy: Proxy, kind: str = "refused") -> None:
         proxy.thaw()
     else:
         proxy.accept()
-
-
-def runs(folder: Path) -> list[tuple[int, int]]:
-    """What handlers wrote down at their start: (message, attempt)."""
-    try:
-        lines = (folder / "ran").read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    return [(int(msg_id), int(attempt)) for msg_id, attempt in map(str.split, lines)]
 
 
 def charged(on: Stage) -> list[tuple[int, int]]:

@@ -68,3 +68,12 @@ def stage(folder: Path, dsn: str, config: str, tasks: str) -> Iterator[Stage]:
             yield Stage(service, connection)
         finally:
             service.close()
+
+
+def runs(folder: Path) -> list[tuple[int, int]]:
+    """What handlers wrote down at their start, in a file `ran`, a line "message attempt" each."""
+    try:
+        lines = (folder / "ran").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [(int(msg_id), int(attempt)) for msg_id, attempt in map(str.split, lines)]

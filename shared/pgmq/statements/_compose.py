@@ -46,6 +46,19 @@ def archived(queue: str) -> sql.Identifier:
     return sql.Identifier("pgmq", a_table(queue))
 
 
+def kept_in_archive(queue: str) -> sql.Composed:
+    """Write the removed rows `done` to the archive.
+
+    It may know the number already: an unlogged queue counts from 1 again after a crash, its archive is durable. What
+    stands there stays, and the message goes; else it would be handled for ever.
+    """
+    return piece(
+        "kept as (insert into {a} (msg_id, vt, read_ct, enqueued_at, last_read_at, message, headers)"
+        " select msg_id, vt, read_ct, enqueued_at, last_read_at, message, headers from done on conflict do nothing)",
+        a=archived(queue),
+    )
+
+
 def micros(expression: LiteralString) -> sql.Composed:
     """Turn a timestamp into microseconds since the epoch; infinities and NULL, which no integer can say, become 0."""
     return piece(

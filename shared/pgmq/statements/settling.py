@@ -16,10 +16,10 @@ from shared.pgmq.statements._compose import (
     END_FENCE,
     FENCE,
     WANTED,
-    archived,
     compose,
     dead_letter_document,
     headers_with_accounts,
+    kept_in_archive,
     live,
     piece,
 )
@@ -102,26 +102,18 @@ def ack_delete(queue: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def ack_archive(queue: str) -> bytes:
-    """Compose the acknowledgement that archives. Locks the rows until the commit.
-
-    The archive may know the number already: an unlogged queue counts from 1 again after a crash, its archive is
-    durable. What stands there stays, and the message goes; else it would be handled for ever.
-    """
+    """Compose the acknowledgement that archives. Locks the rows until the commit."""
     return compose(
         """
         with {held}, done as (
             delete from {q} as m using held as h where m.ctid = h.place and m.tableoid = h.part
             returning h.n, m.msg_id, m.vt, m.read_ct, m.enqueued_at, m.last_read_at, m.message, m.headers
-        ), kept as (
-            insert into {a} (msg_id, vt, read_ct, enqueued_at, last_read_at, message, headers)
-            select msg_id, vt, read_ct, enqueued_at, last_read_at, message, headers from done
-            on conflict do nothing
-        )
+        ), {kept}
         select n from done
         """,
         held=_held(queue),
         q=live(queue),
-        a=archived(queue),
+        kept=kept_in_archive(queue),
     )
 
 

@@ -9,10 +9,10 @@ from psycopg import sql
 
 from shared.pgmq.statements._compose import (
     accounts_of,
-    archived,
     compose,
     dead_letter_document,
     headers_with_accounts,
+    kept_in_archive,
     live,
     micros,
     piece,
@@ -123,15 +123,11 @@ def tx_ack_archive(queue: str) -> bytes:
         with done as (
             delete from {q} as m where {claimed}
             returning m.msg_id, m.vt, m.read_ct, m.enqueued_at, m.last_read_at, m.message, m.headers
-        ), kept as (
-            insert into {a} (msg_id, vt, read_ct, enqueued_at, last_read_at, message, headers)
-            select msg_id, vt, read_ct, enqueued_at, last_read_at, message, headers from done
-            on conflict do nothing
-        )
+        ), {kept}
         select msg_id from done
         """,
         q=live(queue),
-        a=archived(queue),
+        kept=kept_in_archive(queue),
         claimed=_CLAIMED,
     )
 
@@ -193,6 +189,16 @@ _UNSETTLED: Final = sql.SQL(
 )
 
 
+def _held(queue: str) -> sql.Composed:
+    """Compose the guard: the place of the row, not settled since the attempt, locked until the commit."""
+    return piece(
+        "held as materialized (select m.tableoid as part, m.ctid as place from {q} as m"
+        " where {unsettled} for update of m skip locked)",
+        q=live(queue),
+        unsettled=_UNSETTLED,
+    )
+
+
 @lru_cache(maxsize=64)
 def reckon_retry(queue: str) -> bytes:
     """Compose the charge of an attempt that ended without a settlement.
@@ -202,12 +208,7 @@ def reckon_retry(queue: str) -> bytes:
     """
     return compose(
         """
-        with held as materialized (
-            select m.tableoid as part, m.ctid as place
-            from {q} as m
-            where {unsettled}
-            for update of m skip locked
-        ), done as (
+        with {held}, done as (
             update {q} as m
             set vt = clock_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond',
                 read_ct = %(after)s,
@@ -221,7 +222,7 @@ def reckon_retry(queue: str) -> bytes:
         from (values (%(msg_id)s::bigint)) as w(msg_id) left join {q} as m using (msg_id)
         """,
         q=live(queue),
-        unsettled=_UNSETTLED,
+        held=_held(queue),
         charged=_CHARGED,
         headers=headers_with_accounts(queue, "%(accounts)s::text"),
         read_us=micros("m.last_read_at"),
@@ -233,12 +234,7 @@ def reckon_dead_letter(queue: str) -> bytes:
     """Compose the move after the last attempt. Parameters: msg_id, before, read_us, target, envelope."""
     return compose(
         """
-        with held as materialized (
-            select m.tableoid as part, m.ctid as place
-            from {q} as m
-            where {unsettled}
-            for update of m skip locked
-        ), done as (
+        with {held}, done as (
             delete from {q} as m using held as h where m.ctid = h.place and m.tableoid = h.part
             returning m.msg_id, m.enqueued_at, m.message, m.headers
         ), moved as (
@@ -248,7 +244,7 @@ def reckon_dead_letter(queue: str) -> bytes:
         from (values (%(msg_id)s::bigint)) as w(msg_id) left join {q} as m using (msg_id)
         """,
         q=live(queue),
-        unsettled=_UNSETTLED,
+        held=_held(queue),
         document=dead_letter_document(queue, "%(envelope)s::text"),
         read_us=micros("m.last_read_at"),
     )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from supervisor.cli.arguments import AppDir, ConfigFile, Dsn, Json
+from supervisor.cli.arguments import AppDir, ConfigFile, Dsn, Json, Queues
 
 __all__ = ["register"]
 
@@ -19,10 +17,7 @@ def register(app: typer.Typer) -> None:
 def check(
     config: ConfigFile = None,
     dsn: Dsn = None,
-    queue: Annotated[
-        list[str] | None,
-        typer.Option("--queue", metavar="NAME=MODULE:FUNCTION", help="A queue and its handler; may be repeated."),
-    ] = None,
+    queue: Queues = None,
     app_dir: AppDir = None,
     as_json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.arguments import ConfigFile, Dsn, Json, QueueName
+from supervisor.cli.arguments import ConfigFile, Dsn, Json, QueueName, Yes
 
 __all__ = ["register"]
 
@@ -55,7 +55,7 @@ def create(
 
 def drop(
     queue: QueueName,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal.")] = False,
+    yes: Yes = False,
     config: ConfigFile = None,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -68,7 +68,7 @@ def drop(
 
 def purge(
     queue: QueueName,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal.")] = False,
+    yes: Yes = False,
     config: ConfigFile = None,
     dsn: Dsn = None,
     as_json: Json = False,

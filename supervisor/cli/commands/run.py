@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.arguments import AppDir, ConfigFile, Dsn, Socket
+from supervisor.cli.arguments import AppDir, ConfigFile, Dsn, Queues, Socket
 
 __all__ = ["register"]
 
@@ -19,10 +19,7 @@ def register(app: typer.Typer) -> None:
 def run(
     config: ConfigFile = None,
     dsn: Dsn = None,
-    queue: Annotated[
-        list[str] | None,
-        typer.Option("--queue", metavar="NAME=MODULE:FUNCTION", help="A queue and its handler; may be repeated."),
-    ] = None,
+    queue: Queues = None,
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", metavar="N", help="Children of every queue.")
     ] = None,
