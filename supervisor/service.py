@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from shared import syncpoints
 from shared.clock import boottime
-from shared.errors import ConfigurationError
+from shared.errors import ConfigurationError, ConnectionLost
 from supervisor.actions import SupervisorActions
 from supervisor.config import DEFAULT_FILE, Config
 from supervisor.control.binding import bind_control_socket
@@ -235,16 +235,31 @@ class _Service:
     async def _prepared(self) -> bool:
         """Queues and dead-letter queues stand; False when we were told to stop before that."""
         stopping = asyncio.ensure_future(self._stopping_early.wait())
+        was_standby = self._database.standby
+        if was_standby:  # said by the database when it was found; begins by itself after promotion
+            self._telemetry.waits_for = "the database is a hot standby, which is to be promoted first"
         try:
-            while self._database.standby:
-                # Said by the database when it was found; begins by itself after promotion.
-                await asyncio.wait({stopping}, timeout=_STANDBY_LOOK_S)
+            while True:
+                while self._database.standby:
+                    await asyncio.wait({stopping}, timeout=_STANDBY_LOOK_S)
+                    if stopping.done():
+                        return False
+                    await self._database.ping()
+                try:
+                    # The database's keeper says what is not notified.
+                    await asyncio.to_thread(prepare_queues, self._config)
+                except ConnectionLost:
+                    if not was_standby:
+                        raise
+                    # Who waited for a promotion does not give up when the new primary is restarted.
+                    await asyncio.wait({stopping}, timeout=_STANDBY_LOOK_S)
+                else:
+                    break
                 if stopping.done():
                     return False
-                await self._database.ping()
-            await asyncio.to_thread(prepare_queues, self._config)  # the database's keeper says what is not notified
             return not stopping.done()
         finally:
+            self._telemetry.waits_for = None
             stopping.cancel()
 
     # --- running ----------------------------------------------------------------------------------------------------
@@ -303,7 +318,9 @@ class _Service:
         for name in self._config.queues:
             counts = await self._database.counts(name)
             if counts is not None:
-                found[name] = QueueCounts(visible=counts.visible, oldest_visible_s=counts.oldest_visible_s)
+                found[name] = QueueCounts(
+                    visible=counts.visible, oldest_visible_s=counts.oldest_visible_s, at_limit=counts.at_limit
+                )
         return found
 
     async def _redrive(self, queue: str, msg_ids: Sequence[int] | None, rate: float | None) -> int:

@@ -17,7 +17,7 @@ from shared.errors import ConfigurationError
 from supervisor.cli.failures import ExitCode, say, warn
 from supervisor.cli.handlers import HandlerReport, Verdict, memory_complaints, try_handlers
 from supervisor.cli.opening import connect, resolved
-from supervisor.cli.server import ServerFacts, look_at_server, refuse_unusable
+from supervisor.cli.server import look_at_server, refuse_unusable
 from supervisor.config import DEFAULT_FILE, Config, Overrides, load
 
 __all__ = ["run_supervisor"]
@@ -40,7 +40,6 @@ def run_supervisor(overrides: Overrides) -> int:
                 with connect(found) as connection:
                     facts = look_at_server(connection)
                 refuse_unusable(found, facts)
-                _announce(facts)
                 from supervisor.service import run_service  # noqa: PLC0415 - heavy, and not needed to refuse
 
                 refuse_if_stopped()
@@ -81,11 +80,6 @@ def _refuse_handlers(config: Config, reports: list[HandlerReport]) -> None:
     for report in reports:
         if report.verdict is not Verdict.GOOD:
             warn(f"queue {', '.join(report.queues)}: {report.reason}; the others go on, this one is tried again")
-
-
-def _announce(facts: ServerFacts) -> None:
-    if facts.standby:
-        warn("the database is a hot standby: nothing is claimed before it is promoted")
 
 
 def _run(service: Coroutine[Any, Any, int]) -> int:

@@ -38,7 +38,7 @@ __all__ = ["Database", "QueueCounts", "sessions_of_parent"]
 
 _AUTO_POOL_SIZE: Final = 4
 _LOCK_TIMEOUT_S: Final = 5.0  # a locked table holds a session of the pool up no longer; rows are never waited for
-_LEAST_PATIENCE_S: Final = 2.0
+_CLAIM_PATIENCE_S: Final = (2.0, 35.0)  # least and most, between which the lease decides
 
 
 def sessions_of_parent(pool_size: int | None, *, regular_queues: int) -> int:
@@ -152,7 +152,8 @@ class Database:
         self._stack.push_async_callback(self._bodies.close)
         most_s = self._options.statement_timeout_s + SLACK_S
         # A claim that takes longer than its lease is none; a settlement that hangs must be repeated inside the lease.
-        claims_s = {queue: min(most_s, max(_LEAST_PATIENCE_S, lease_s)) for queue, lease_s in self._leases_s.items()}
+        least_s, longest_s = _CLAIM_PATIENCE_S[0], min(most_s, _CLAIM_PATIENCE_S[1])
+        claims_s = {queue: min(longest_s, max(least_s, lease_s)) for queue, lease_s in self._leases_s.items()}
         settles_s = {queue: min(most_s, max(1.0, lease_s / 3)) for queue, lease_s in self._leases_s.items()}
         self._claimer = Claimer(self._pool, claims_s, self._post, self._clock)
         self._stack.push_async_callback(self._claimer.close)

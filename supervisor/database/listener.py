@@ -113,13 +113,15 @@ class Listener:
                 self._tell(ListenerReconnected(len(self._queues)))
             self._is_up = self._was_up = True
             self._on_up()
+            clock = asyncio.get_running_loop().time
+            up_at = clock()
             while True:
-                heard_before_s = asyncio.get_running_loop().time()
+                heard_before_s = clock()
                 await self._hear(connection)
-                if asyncio.get_running_loop().time() - heard_before_s < self._heartbeat_s / 2:
-                    continue
-                await self._within(connection, server.PING)
-                self._backoff.reset()  # only a session that lasts proves that the trouble is over
+                if clock() - heard_before_s >= self._heartbeat_s / 2:  # silence
+                    await self._within(connection, server.PING)
+                if clock() - up_at >= self._heartbeat_s:
+                    self._backoff.reset()  # only a session that lasts proves that the trouble is over
         finally:
             if probe is not None:
                 probe.cancel()

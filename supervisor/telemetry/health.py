@@ -16,7 +16,9 @@ from supervisor.core.states import ChildState
 _HEARTBEAT_S: Final = 10.0  # the driver turns at least each second
 _RENEWAL_S: Final = 5.0
 _SETTLE_S: Final = 60.0
-_CLAIM_EXTRA_S: Final = 30.0  # on top of two polling intervals: waiting for a connection, and backoff
+# On top of two polling intervals, what one attempt may take while the database is away: waiting for a session, for its
+# answer, and the backoff. To restart us for that would stop handlers that an outage does not touch.
+_CLAIM_EXTRA_S: Final = 80.0
 
 
 @dataclass(slots=True)

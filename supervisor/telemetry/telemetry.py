@@ -58,6 +58,7 @@ class Telemetry:
         self._kept_until = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._not_live: list[str] = []
+        self.waits_for: str | None = None  # what the start waits for
         metrics = MetricsSink(queue.name for queue in settings.queues)
         self._writer = LineWriter(options.log_fd, on_dropped=self._dropped)
         console = wants_console(options.log_format, options.log_fd)
@@ -170,7 +171,7 @@ class Telemetry:
 
     def not_ready(self) -> dict[str, str]:
         """Say why queues are not ready, by name ("" for the whole); nothing when all are."""
-        return unready(self._current())
+        return {"": self.waits_for} if self.waits_for else unready(self._current())
 
     # --- children's metrics -----------------------------------------------------------------------------------------
 

@@ -246,7 +246,7 @@ def test_a_server_without_a_free_connection_ends_the_start_and_is_waited_for_at_
         assert "max_connections" in said
         assert "Traceback" not in said
         on.service.start()
-        watch = Watch(on.service)
+        watch = Watch(on.service)  # the first start did not come so far
         watch.until_ready()
         on.send(8)
         eventually(lambda: runs(tmp_path), timeout_s=30, what="the handler")

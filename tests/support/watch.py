@@ -23,11 +23,15 @@ _PREFIX: Final = "pgmq_supervisor_"
 class Watch:
     """The HTTP side of a service that was started with `HTTP` in its configuration."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        service.wait_for_log('"event":"http"')
-        port = [json.loads(line)["port"] for line in service.log.splitlines() if '"event":"http"' in line][-1]
-        self._base = f"http://127.0.0.1:{port}"
+    def __init__(self, service: Service, *, start: int = 1) -> None:
+        """`start`: its which start, as one log has them all."""
+
+        def ports() -> list[int]:
+            return [json.loads(line)["port"] for line in service.log.splitlines() if '"event":"http"' in line]
+
+        eventually(lambda: len(ports()) >= start or service.process.poll() is not None, timeout_s=60, what="HTTP")
+        assert len(ports()) >= start, service.log[-4000:]
+        self._base = f"http://127.0.0.1:{ports()[start - 1]}"
 
     def get(self, path: str) -> tuple[int, str]:
         """Ask; gives status and text, of refusals too."""
