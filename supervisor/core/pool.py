@@ -226,26 +226,35 @@ class Pool:
         if child.retired or self._ctx.draining or (child.delivery is not None and child.delivery.state not in _UNSENT):
             return
         if child.ready_at is None:
-            self._boot_failed(child, now, child.boot_error or f"ended before it was READY: {_describe(cause, facts)}")
+            why = child.boot_error or f"ended before it was READY: {_describe(cause, facts)}"
+            self._boot_failed(child, now, why, definite=True, from_outside=_is_from_outside(cause, facts))
         elif cause in _OWN_DEATHS:
-            self._failed(child, now, f"an idle child ended: {_describe(cause, facts)}", definite=False)
+            why = f"an idle child ended: {_describe(cause, facts)}"
+            self._failed(child, now, why, definite=False, from_outside=_is_from_outside(cause, facts))
 
     def spawn_failed(self, child: Child, now: float, error: str) -> None:
         child.move(ChildState.GONE)
         del self.children[child.id]
         if not self._ctx.draining:
-            self._boot_failed(child, now, f"cannot start a process: {error}")
+            why = f"cannot start a process: {error}"
+            self._boot_failed(child, now, why, definite=False, from_outside=False)
 
-    def _boot_failed(self, child: Child, now: float, why: str) -> None:
+    def _boot_failed(self, child: Child, now: float, why: str, *, definite: bool, from_outside: bool) -> None:
         if self.reloading and child.generation == self.generation:
             self._give_up_reload(why)
-        definite = child.boot_error is not None or child.kill_cause is DeathCause.UNRESPONSIVE
-        self._failed(child, now, why, definite=definite)
+        self._failed(child, now, why, definite=definite, from_outside=from_outside)
 
-    def _failed(self, child: Child, now: float, why: str, *, definite: bool) -> None:
+    def _failed(self, child: Child, now: float, why: str, *, definite: bool, from_outside: bool) -> None:
         parked = self.restarts.parked
         others = any(map(_works, self.children.values()))
-        delay = self.restarts.failed(now, why, definite=definite, others_ready=others)
+        delay = self.restarts.failed(
+            now,
+            why,
+            spawned_at=child.spawned_at,
+            definite=definite,
+            from_outside=from_outside,
+            others_ready=others,
+        )
         self._ctx.tell(h.ChildFailedToStart(self.name, child.id, child.slot, why, delay))
         if self.restarts.parked is not None and parked is None:
             self._ctx.tell(h.QueueParked(self.name, why, delay))
@@ -371,6 +380,7 @@ class Pool:
 
 _ABLE = frozenset({ChildState.IDLE, ChildState.RESERVED, ChildState.BUSY})
 _OWN_DEATHS = frozenset({DeathCause.SIGNAL, DeathCause.EXIT, DeathCause.OOM, DeathCause.PROTOCOL})
+_SIGNALS_FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _UNSENT = frozenset({DeliveryState.LOADING, DeliveryState.PERMITTED})  # no message was in its hands yet
 
 
@@ -389,6 +399,11 @@ def _cause(child: Child, facts: DeathFacts) -> DeathCause:
     if facts.oom:
         return DeathCause.OOM
     return DeathCause.SIGNAL if facts.signal is not None else DeathCause.EXIT
+
+
+def _is_from_outside(cause: DeathCause, facts: DeathFacts) -> bool:
+    """Somebody ended it with a signal that no program gives itself for a fault of its own."""
+    return cause is DeathCause.SIGNAL and facts.signal in _SIGNALS_FROM_OUTSIDE
 
 
 def _describe(cause: DeathCause, facts: DeathFacts) -> str:

@@ -93,11 +93,37 @@ def test_failed_starts_are_repeated_with_growing_pauses_and_one_at_a_time() -> N
     assert stage.told(h.ChildFailedToStart)[0].error == "ended before it was READY: signal (SIGSEGV)"
     fail_boot(stage, second.child, definite=False)
     fail_boot(stage, third.child, definite=False)
-    assert not stage.wait(1.4).all(c.StartChild)
-    again = stage.wait(0.2).only(c.StartChild)
+    assert not stage.wait(0.3).all(c.StartChild)
+    once_more = stage.wait(0.1).only(c.StartChild)
+    fail_boot(stage, once_more.child, definite=False)
+    assert not stage.wait(0.7).all(c.StartChild)
+    again = stage.wait(0.1).only(c.StartChild)
     assert not stage.wait(5.0).all(c.StartChild)
     stage.tell(e.ChildReady(again.child, 1))
     assert len(stage.all(c.StartChild)) == 2
+
+
+def test_all_children_killed_at_once_come_back_at_once() -> None:
+    """`pkill -9` of every idle child is one event, and none of the handler's doing: no queue is parked."""
+    stage = Stage(queue(concurrency=12)).start()
+    for child in stage.children():
+        stage.die(child, signal="SIGKILL")
+    stage.wait(0.1)
+    assert stage.states() == ["starting"] * 12
+    stage.tell(*[e.ChildReady(child, 1) for child in stage.children()])
+    assert stage.states() == ["idle"] * 12
+
+
+@pytest.mark.parametrize("how", [{"exit_code": 3}, {"signal": "SIGSEGV"}])
+def test_an_import_that_ends_its_process_parks_the_queue_soon(how: dict[str, object]) -> None:
+    """As one that raises does: the third time it is believed."""
+    stage = Stage()
+    stage.tell(e.Started())
+    stage.die(stage.children()[0], **how)
+    for _ in range(2):
+        assert stage.look().parked is None
+        stage.die(probe(stage), **how)
+    assert stage.look().parked is not None
 
 
 def test_a_start_that_cannot_spawn_is_a_failed_one() -> None:

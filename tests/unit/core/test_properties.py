@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from math import inf, isfinite
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,7 +143,7 @@ def test_slow_work_counts_at_once(before: float) -> None:
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 ends = st.lists(
-    st.tuples(st.sampled_from(("failed", "succeeded")), st.floats(0.0, 100.0), st.booleans(), st.booleans()),
+    st.tuples(st.sampled_from(("failed", "killed", "succeeded")), st.floats(0.0, 100.0), st.booleans(), st.booleans()),
     max_size=60,
 )
 
@@ -162,9 +163,16 @@ def test_starts_are_never_put_off_for_longer_than_a_parking(
             assert restarts.not_before <= now
             continue
         parked = restarts.parked
-        delay_s = restarts.failed(now, "why", definite=definite, others_ready=others_ready)
-        assert 0.0 < delay_s <= timing.park_retry_s * 1.25
-        assert restarts.not_before == now + delay_s
+        delay_s = restarts.failed(
+            now,
+            "why",
+            spawned_at=now,
+            definite=definite,
+            from_outside=what == "killed",
+            others_ready=others_ready,
+        )
+        assert 0.0 <= delay_s <= timing.park_retry_s * 1.25
+        assert delay_s == 0.0 or restarts.not_before == pytest.approx(now + delay_s)
         assert not (others_ready and restarts.parked is not None and parked is None)
 
 
@@ -175,9 +183,39 @@ def test_only_failures_that_come_close_together_park_a_queue() -> None:
         restarts, now = Restarts(timing, lambda: 0.5), 100.0
         for _ in range(8):
             now += gap_s
-            restarts.failed(now, "an idle child ended", definite=False, others_ready=False)
+            fail(restarts, now)
             restarts.consecutive = 0
         assert (restarts.parked is not None) is parks
+
+
+def fail(restarts: Restarts, now: float, *, spawned_at: float | None = None, from_outside: bool = False) -> float:
+    """An idle child ends; nothing else runs."""
+    return restarts.failed(
+        now,
+        "an idle child ended",
+        spawned_at=now - 0.1 if spawned_at is None else spawned_at,
+        definite=False,
+        from_outside=from_outside,
+        others_ready=False,
+    )
+
+
+def test_children_that_fall_together_are_one_failure() -> None:
+    """A hundred that crash in the same second say one thing about their handler, and park nothing."""
+    restarts = Restarts(Timing(), lambda: 0.5)
+    for number in range(100):
+        fail(restarts, 100.0 + number / 100, spawned_at=50.0)
+    assert (restarts.parked, restarts.consecutive) == (None, 1)
+
+
+def test_kills_from_outside_say_nothing_about_a_handler() -> None:
+    """They delay the next start a little, never more than seconds, and park nothing."""
+    restarts, now = Restarts(Timing(), lambda: 0.5), 100.0
+    for _ in range(100):
+        now += 0.2
+        assert fail(restarts, now, from_outside=True) <= 2.0
+        now = max(now, restarts.not_before)
+    assert restarts.parked is None
 
 
 # --- envelopes --------------------------------------------------------------------------------------------------------
