@@ -59,8 +59,12 @@ def main(messages: int, plain: bool) -> int:
     total = max(messages, FEWEST)
     if total > messages:
         console.print(f"{messages} messages are too few to show every kind: {total} are sent")
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
     with contextlib.ExitStack() as stack:
-        dsn = stack.enter_context(resolve_dsn("embedded", base=Path.cwd(), say=console.print))
+        dsn = stack.enter_context(resolve_dsn("embedded", base=Path.cwd(), say=say))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pgmq-supervisor-demo-")))
         connection = stack.enter_context(psycopg.connect(dsn, autocommit=True))
         sent = _prepare(connection, total)

@@ -124,7 +124,7 @@ def test_a_process_without_a_mark_is_known_to_the_guard(tmp_path: Path) -> None:
     with small(tmp_path, source) as it:
         it.wait_for("there")
         never = threading.Event()
-        never.wait(1.2)  # the period in which trees are looked at
+        never.wait(2.5)  # more than the period in which trees are looked at
         pids = it.pids("child", "pid", "guard")
         it.process.kill()
         it.process.wait()
