@@ -30,6 +30,7 @@ _KEEPALIVE: Final[dict[str, str]] = {
     "tcp_user_timeout": "10000",
 }
 _CANCEL_WAIT_S: Final = 2.0
+_CLOSE_WAIT_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,26 +182,35 @@ class Detached:
         task.add_done_callback(lambda _: self._ending.discard(connection))
 
     async def close(self) -> None:
-        """Wait for what is still being put down; bounded."""
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=_CANCEL_WAIT_S * 3)
+        """Wait a moment for what is still being put down, then let go of it: a dead network must not hold up a stop."""
+        tasks = set(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSE_WAIT_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _end(connection: Connection, work: asyncio.Future[Any]) -> None:
     """Cancel on the server, then end the connection under the work."""
     cancel = asyncio.ensure_future(connection.cancel_safe(timeout=_CANCEL_WAIT_S))
-    await asyncio.wait({cancel, work}, timeout=_CANCEL_WAIT_S, return_when=asyncio.ALL_COMPLETED)
-    if not work.done():
-        # The reader wakes up with an end of file; closing the descriptor under the event loop would not wake it.
-        with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.pgconn.socket)) as end:
-            end.shutdown(socket.SHUT_RDWR)
-        await asyncio.wait({work}, timeout=_CANCEL_WAIT_S)
+    try:
+        await asyncio.wait({cancel, work}, timeout=_CANCEL_WAIT_S, return_when=asyncio.ALL_COMPLETED)
         if not work.done():
-            work.cancel()
-    for future in (cancel, work):
-        if future.done() and not future.cancelled():
-            future.exception()  # looked at, so that nobody complains that it never was
-        else:
-            future.cancel()
-    with contextlib.suppress(psycopg.Error, OSError):
-        connection.pgconn.finish()
+            _shut_down(connection)
+            await asyncio.wait({work}, timeout=_CANCEL_WAIT_S)
+    finally:
+        for future in (cancel, work):
+            if future.done() and not future.cancelled():
+                future.exception()  # looked at, so that nobody complains that it never was
+            else:
+                future.cancel()
+        _shut_down(connection)
+        with contextlib.suppress(psycopg.Error, OSError):
+            connection.pgconn.finish()
+
+
+def _shut_down(connection: Connection) -> None:
+    """Wake the reader up with an end of file; closing the descriptor under the event loop would not wake it."""
+    with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.pgconn.socket)) as end:
+        end.shutdown(socket.SHUT_RDWR)

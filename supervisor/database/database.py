@@ -203,8 +203,11 @@ class Database:
         else:
             self._writable.set()
 
-    async def close(self, drain_s: float = 5.0) -> None:
-        """Carry out the settlements that were given, at most for `drain_s`; then close everything. Safe to repeat."""
+    async def close(self, drain_s: float = 1.0) -> None:
+        """Carry out the settlements that were given, at most for `drain_s`; then close everything. Safe to repeat.
+
+        Short: the core has waited for what it could wait for, and a stop is bounded by grace and kill_after.
+        """
         self._drain_s = drain_s
         await self._stack.aclose()
         self._closed = True

@@ -255,3 +255,55 @@ def test_while_the_database_is_down_the_supervisor_idles(
         come_back(proxy, kind)
         on.until_empty()
         assert len(on.archived()) == 801
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("body", [None, 1, 60], ids=["idle", "finishing", "running"])
+def test_a_stop_without_a_database_is_bounded(
+    tmp_path: Path, database: str, proxy: Proxy, kind: str, body: float | None
+) -> None:
+    """TERM ends it within grace and kill_after, and what the database did not hear is left to its lease."""
+    config = """
+    [shutdown]
+    grace = "3s"
+    kill_after = "2s"
+    [queues.jobs]
+    handler = "tasks:handle"
+    on_success = "archive"
+    """
+    with stage(tmp_path, database, config, RECORDING) as on:
+        on.service.dsn = proxy.dsn
+        on.create()
+        on.service.start()
+        on.service.wait_for_log("child.ready")
+        if body is not None:
+            on.send(body)
+            eventually(lambda: runs(tmp_path), timeout_s=30, what="the handler")
+        go_away(proxy, kind)
+        began = time.monotonic()
+        assert on.service.stop() == (3 if body == 60 else 0)
+        assert time.monotonic() - began < 3 + 2 + 3
+        assert on.archived() == []
+        assert on.left() == (0 if body is None else 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_start_without_a_database_fails_clearly_and_soon(
+    tmp_path: Path, database: str, proxy: Proxy, kind: str
+) -> None:
+    """Exit 1 with one message and its remedy, also where the server takes connections and says nothing."""
+    config = """
+    [database]
+    connect_timeout = "2s"
+    [queues.jobs]
+    handler = "tasks:handle"
+    """
+    with stage(tmp_path, database, config, RECORDING) as on:
+        on.service.dsn = proxy.dsn
+        go_away(proxy, kind)
+        began = time.monotonic()
+        on.service.start()
+        assert on.service.wait() == 1
+        assert time.monotonic() - began < 20
+        assert "remedy" in on.service.log
+        assert "Traceback" not in on.service.log
