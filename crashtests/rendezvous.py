@@ -102,6 +102,10 @@ class Trap:
             return self._left == 0
         return False
 
+    def wait_for_another(self) -> None:
+        """Somebody else holds this one."""
+        self._left = 1
+
     def catch(self, meeting: Meeting) -> None:
         """It has come."""
         self._meeting = meeting
@@ -211,9 +215,12 @@ class Rendezvous:
             return
         with self._lock:
             self._crossings.append(crossing)
-            trap = next((trap for trap in self._traps if trap.takes(crossing)), None)
+            taken = [trap for trap in self._traps if trap.takes(crossing)]  # each of them counts it
+            trap = taken[0] if taken else None
             if trap is not None:
                 self._traps.remove(trap)
+            for other in taken[1:]:
+                other.wait_for_another()
         if trap is None:
             with contextlib.suppress(OSError):
                 connection.sendall(b'{"do": "continue"}\n')

@@ -15,6 +15,21 @@ from crashtests.stage import Queue, Stage
 __all__ = ["Supervisor"]
 
 
+def toml(value: object) -> str:
+    """A value of a configuration as TOML writes it. Raises `TypeError`."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return json.dumps(value)
+        case int() | float():
+            return repr(value)
+        case Mapping():
+            return "{ " + ", ".join(f"{name} = {toml(inner)}" for name, inner in value.items()) + " }"
+        case _:
+            raise TypeError(f"{value!r} is no value of a configuration")
+
+
 class Supervisor:
     """`python -m supervisor run` with one queue. Options are those of the configuration, as Python values."""
 
@@ -37,7 +52,7 @@ class Supervisor:
         self._session = connect(dsn)
         self._session.execute("select pgmq.create(%s)", [queue])
         chosen = {"on_success": "archive", "polling_interval": "1s", **options}
-        section = Queue(queue, handler, mode, {name: json.dumps(value) for name, value in chosen.items()})
+        section = Queue(queue, handler, mode, {name: toml(value) for name, value in chosen.items()})
         given = {**({} if points is None else points.environ()), **(environ or {})}
         self._stage = Stage(folder, dsn, [section], app_dir=app_dir or Path.cwd(), environ=given)
         self.start()
