@@ -11,7 +11,7 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("check")(check)
+    app.command("check", short_help="Look at everything before a start; a remedy each.")(check)
 
 
 def check(

@@ -34,7 +34,10 @@ def top(config: ConfigFile = None, dsn: Dsn = None, socket: Socket = None, as_js
 def pause(
     queue: QueueName, config: ConfigFile = None, dsn: Dsn = None, socket: Socket = None, as_json: Json = False
 ) -> None:
-    """Stop claiming messages of a queue, on every supervisor of it; what runs goes on."""
+    """Stop claiming messages of a queue.
+
+    On every supervisor of it; what runs goes on.
+    """
     _call("pause", config, dsn, socket, as_json=as_json, queue=queue)
 
 
@@ -53,7 +56,10 @@ def cancel(
     socket: Socket = None,
     as_json: Json = False,
 ) -> None:
-    """Stop one running message; it becomes a dead letter with the reason `cancelled`."""
+    """Stop one running message.
+
+    It becomes a dead letter with the reason `cancelled`.
+    """
     _call("cancel", config, dsn, socket, as_json=as_json, queue=queue, msg_id=msg_id)
 
 

@@ -23,9 +23,9 @@ Reason = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the family."""
     family = typer.Typer(help="Look at dead letters, send them back, delete them.", rich_markup_mode=None)
-    family.command("list")(list_)
-    family.command("show")(show)
-    family.command("redrive")(redrive)
+    family.command("list", short_help="Show dead letters.")(list_)
+    family.command("show", short_help="Show whole documents.")(show)
+    family.command("redrive", short_help="Send dead letters back to their queue.")(redrive)
     family.command("purge")(purge)
     app.add_typer(family, name="dlq", no_args_is_help=True)
 

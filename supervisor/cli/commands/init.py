@@ -11,7 +11,7 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("init")(init)
+    app.command("init", short_help="Make a database ready: PGMQ, our schema, queues.")(init)
 
 
 def init(config: ConfigFile = None, dsn: Dsn = None, as_json: Json = False) -> None:

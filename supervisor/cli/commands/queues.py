@@ -23,10 +23,10 @@ class StorageChoice(StrEnum):
 def register(app: typer.Typer) -> None:
     """Add the family."""
     family = typer.Typer(help="Look at queues, make and drop them, empty them.", rich_markup_mode=None)
-    family.command("list")(list_)
+    family.command("list", short_help="Show every queue with its counts.")(list_)
     family.command("create")(create)
-    family.command("drop")(drop)
-    family.command("purge")(purge)
+    family.command("drop", short_help="Drop a queue with its messages.")(drop)
+    family.command("purge", short_help="Delete messages that are not in flight.")(purge)
     app.add_typer(family, name="queues", no_args_is_help=True)
 
 
