@@ -7,7 +7,6 @@ from typing import Final
 
 _MAX_TEXT_BYTES: Final = 64 << 10
 _TRUNCATE_ABOVE_BYTES: Final = 1 << 20
-_LOOK_EVERY: Final = 64  # messages
 
 
 class StackFile:
@@ -17,17 +16,9 @@ class StackFile:
         """Own the descriptor."""
         self._fd = fd
         self._base = 0
-        self._messages = 0
 
     def begin(self) -> None:
-        """A message is handed over: what was written until now is not about it.
-
-        Nothing is written while all goes well, so the file is looked at now and then only: a handler that writes there
-        by itself may find some of it in its successor's stack.
-        """
-        self._messages += 1
-        if self._messages % _LOOK_EVERY != 1:
-            return
+        """A message is handed over: what was written until now is not about it."""
         size = os.lseek(self._fd, 0, os.SEEK_END)  # costs a third of fstat; the child appends, whatever the offset is
         if size > _TRUNCATE_ABOVE_BYTES:
             os.ftruncate(self._fd, 0)
