@@ -19,14 +19,16 @@ class Tally(NamedTuple):
 def tally(*, read_ct: int, accounts: str | None, queue: str, msg_id: int, owed: Iterable[object]) -> Tally:
     """Count.
 
-    `accounts`: our entry in the headers as JSON text; a foreign, malformed or forged one counts as none. `owed`: pairs
-    of msg_id and attempts, from the permit.
+    `accounts`: our entry in the headers as JSON text; a foreign, malformed or forged one counts as none. `owed`: lists
+    of msg_id, attempts and deaths, from the permit.
     """
-    extra: int = sum(int(pair[1]) for pair in owed if isinstance(pair, list) and pair[0] == msg_id)
+    charges = [charge for charge in owed if isinstance(charge, list) and charge[0] == msg_id]
+    extra: int = sum(int(charge[1]) for charge in charges)
+    died: int = sum(int(charge[2]) for charge in charges)
     entry = _entry(accounts, queue, msg_id)
     before = max(0, min(read_ct - 1, _LIMIT))
     attempt = max(1, read_ct + extra - _number(entry, "refunds", before))
-    return Tally(attempt, _number(entry, "deaths", before))
+    return Tally(attempt, _number(entry, "deaths", before) + died)
 
 
 def _entry(accounts: str | None, queue: str, msg_id: int) -> dict[str, Any]:

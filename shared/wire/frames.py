@@ -36,7 +36,7 @@ class Kind(IntEnum):
     DISPATCH = 1  # body: DispatchHead, headers, message body
     STOP = 2  # meta: {"reason": "soft_timeout" | "shutdown" | "cancelled" | "lease_lost"}
     EXIT = 3  # finish in order: no message follows
-    PERMIT = 4  # transactional: claim one message. meta: {"time_limit_ms": int | null, "owed": [[msg_id, extra], ...]}
+    PERMIT = 4  # transactional: claim one message. meta: {"time_limit_ms", "owed": [[msg_id, attempts, deaths], ...]}
     VERDICT = 5  # transactional: answer to COMMIT_REQUEST. meta: the verdict, see docs/protocol.md
     HELLO = 6  # first frame: what the child is. meta: see docs/protocol.md
 

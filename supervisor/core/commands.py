@@ -150,13 +150,13 @@ class AbandonChild:
 class GrantPermit:
     """Let a child open one transaction and claim one message in it.
 
-    `owed`: (msg_id, attempts charged but not yet in the database), so that the child counts attempts right.
+    `owed`: (msg_id, attempts, deaths) that are charged but not yet in the database, so that the child counts right.
     """
 
     child: ChildId
     claim_id: ClaimId
     time_limit_s: float | None  # hard_timeout: bounds the session's statement and idle limits
-    owed: tuple[tuple[int, int], ...]
+    owed: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)

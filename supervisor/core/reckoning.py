@@ -43,6 +43,12 @@ class Owed:
     attempts: int
     deaths: int
 
+    def __add__(self, other: Owed) -> Owed:
+        return Owed(self.attempts + other.attempts, self.deaths + other.deaths)
+
+
+_NOTHING: Final = Owed(0, 0)
+
 
 class Reckonings:
     """`settled` is told what the database confirmed. `in_hand` gives the attempts that children work on."""
@@ -80,9 +86,13 @@ class Reckonings:
         """Attempts whose rows are free, or will be in a moment: they must be charged before anyone may claim them."""
         return sum(1 for delivery in self._open.values() if not delivery.lingers)
 
-    def owed_attempts(self) -> tuple[tuple[int, int], ...]:
-        """What a child must know to count attempts right."""
-        return tuple((msg_id, charge.attempts) for msg_id, charge in list(self._owed.items())[-_MAX_TOLD:])
+    def owed(self) -> tuple[tuple[int, int, int], ...]:
+        """What a child must know to count right (msg_id, attempts, deaths): also what it would take over."""
+        owed = dict(list(self._owed.items())[-_MAX_TOLD:])
+        for delivery in self._open.values():
+            if delivery.lingers:
+                owed[delivery.msg_id] = owed.get(delivery.msg_id, _NOTHING) + self._charge_of(delivery)
+        return tuple((msg_id, charge.attempts, charge.deaths) for msg_id, charge in owed.items())
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -272,8 +282,8 @@ class Reckonings:
         attempts = max(0, charge.attempts - counted)
         if not attempts and not charge.deaths:
             return
-        before = self._owed.pop(delivery.msg_id, Owed(0, 0))
-        self._owed[delivery.msg_id] = Owed(before.attempts + attempts, before.deaths + charge.deaths)
+        before = self._owed.pop(delivery.msg_id, _NOTHING)
+        self._owed[delivery.msg_id] = before + Owed(attempts, charge.deaths)
         while len(self._owed) > _MAX_OWED:
             self._owed.popitem(last=False)
         self._ctx.tell(h.ChargeOwed(self._queue, delivery.msg_id))

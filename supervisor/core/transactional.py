@@ -59,7 +59,7 @@ class TransactionalQueue(QueueMachine):
         self.attempts[delivery.id] = delivery
         self._permits += 1
         self.claims_attempted_at = now
-        owed = self.reckonings.owed_attempts()
+        owed = self.reckonings.owed()
         self.ctx.do(c.GrantPermit(child.id, delivery.id, self.settings.hard_timeout_s, owed))
         self.sooner(self.limits.at_dispatch(delivery))
 

@@ -37,7 +37,7 @@ class Run:
     stop_asked: bool = False
     given_up: bool = False  # its process cannot be killed for a while
     transaction: Transaction | None = None
-    owed: dict[int, int] = field(default_factory=dict)
+    owed: dict[int, tuple[int, int]] = field(default_factory=dict)  # by msg_id: attempts, deaths
 
 
 class FakeChild:
@@ -205,8 +205,9 @@ class FakeChild:
             return _STOPPED
         row, read_ct = run.transaction.row, run.transaction.read_ct
         accounts = parse_accounts(self.queue.accounts_of(row), self.queue.name, row.msg_id, read_ct)
-        attempt = accounts.attempt(read_ct + run.owed.get(row.msg_id, 0))
-        if attempt > self.settings.max_attempts or accounts.deaths >= self.settings.max_deaths:
+        attempts, deaths = run.owed.get(row.msg_id, (0, 0))
+        attempt = accounts.attempt(read_ct + attempts)
+        if attempt > self.settings.max_attempts or accounts.deaths + deaths >= self.settings.max_deaths:
             return Outcome(OutcomeKind.ERROR, error=ErrorInfo("AttemptsExhausted", "", ""))
         return None
 
@@ -297,7 +298,9 @@ class FakeChild:
         self._accepts()
         if not self.alive:
             return
-        self.run = run = Run(command.claim_id, owed=dict(command.owed))
+        self.run = run = Run(
+            command.claim_id, owed={msg_id: (attempts, deaths) for msg_id, attempts, deaths in command.owed}
+        )
         if self.world.faults.hit("child.dispatch_lost"):
             self.frozen = True
             return

@@ -68,9 +68,10 @@ class World:
         self.settings = random_settings(rng, modes)
         self.queues = {QueueName(q.name): Queue(q.name, self.timeline, self.ledger) for q in self.settings.queues}
         self.ledger.limits = {q.name: (q.max_attempts, q.max_deaths) for q in self.settings.queues}
-        self.ledger.late_charges = {q.name: 2 * (q.mode is Mode.TRANSACTIONAL) for q in self.settings.queues}
         self.shells: list[Shell] = []
         self._wanted = rng.choice((1, 1, 2))  # supervisors
+        permits = {q.name: q.concurrency * self._wanted for q in self.settings.queues if q.mode is Mode.TRANSACTIONAL}
+        self.ledger.late_charges = {q.name: permits.get(q.name, 0) for q in self.settings.queues}
         self._born = 0
         self._xid = 0
         self._paused: set[QueueName] = set()

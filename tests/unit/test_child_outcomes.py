@@ -126,7 +126,7 @@ def test_an_outcome_always_fits_into_a_frame() -> None:
     [
         (None, [], 5),
         ('{"queue": "q", "msg_id": 7, "refunds": 2}', [], 3),
-        ('{"queue": "q", "msg_id": 7, "refunds": 2}', [[7, 3], [8, 9]], 6),
+        ('{"queue": "q", "msg_id": 7, "refunds": 2}', [[7, 3, 1], [8, 9, 0]], 6),
         ('{"queue": "q", "msg_id": 7, "refunds": 1000}', [], 5),
         ('{"queue": "q", "msg_id": 7, "refunds": -3}', [], 5),
         ('{"queue": "other", "msg_id": 7, "refunds": 2}', [], 5),
@@ -140,6 +140,12 @@ def test_an_outcome_always_fits_into_a_frame() -> None:
 def test_attempts_in_transactional_mode(accounts: str | None, owed: list[object], attempt: int) -> None:
     """read_ct 5 of message 7, with what its entry says if it is its own."""
     assert tally(read_ct=5, accounts=accounts, queue="q", msg_id=7, owed=owed).attempt == attempt
+
+
+def test_deaths_that_are_owed_count() -> None:
+    """So that a message that has had all its deaths is not run once more."""
+    accounts = '{"queue": "q", "msg_id": 7, "deaths": 1}'
+    assert tally(read_ct=5, accounts=accounts, queue="q", msg_id=7, owed=[[7, 2, 2], [8, 1, 1]]).deaths == 3
 
 
 def test_attempts_agree_with_the_supervisor() -> None:

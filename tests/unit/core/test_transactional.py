@@ -357,7 +357,7 @@ def test_a_charge_whose_row_moved_on_is_owed_until_the_message_is_seen_again() -
     stage.reckon(grant.claim_id, ReckonOutcome.MOVED)
     assert stage.told(h.ChargeOwed)[0].msg_id == 1
     grant = stage.only(c.GrantPermit)
-    assert grant.owed == ((1, 1),)
+    assert grant.owed == ((1, 1, 1),)
     stage.tx_claim(grant, 1, read_ct=2)
     assert stage.told(h.MessageStartedRunning)[0].attempt == 3
     stage.ask_commit(grant, FAILURE)
@@ -396,6 +396,15 @@ def test_a_row_that_is_taken_is_asked_again_and_after_a_while_out_of_the_way() -
     assert stage.told(h.ChargeOwed)
     assert not stage.wait(1.9).all(c.Reckon)
     assert stage.wait(0.2).all(c.Reckon)
+
+
+def test_a_child_is_told_of_a_charge_that_it_would_take_over() -> None:
+    """Two supervisors that snatch a poison message from each other: each counts its own charges, and it ends."""
+    stage, grant = working()
+    stage.die(grant.child)
+    stage.ready()
+    stage.reckon(grant.claim_id, ReckonOutcome.TAKEN)
+    assert stage.only(c.GrantPermit).owed == ((1, 1, 1),)
 
 
 def test_an_attempt_of_ours_that_holds_the_row_takes_the_charge_over() -> None:
