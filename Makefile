@@ -29,7 +29,7 @@ ifneq ($(INSTALLED_HERE),yes)
 $(STAMP): always
 endif
 
-.PHONY: help install demo test unit lint format sim crash bench soak matrix pythons docs clean always
+.PHONY: help install demo test unit lint format sim crash bench soak mutants matrix pythons docs clean always
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -89,14 +89,17 @@ format: install ## let ruff mend what it can
 sim: install ## the core in a seeded simulated world (SEED=n RUNS=n)
 	@$(PY) -m tests.simulation $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
 
-crash: install ## kill parent, child and both at every kill point; writes docs/verification.md
-	@$(PY) -m crashtests $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
+crash: install ## kill parent, child and both at every kill point, and more; writes docs/verification.md (SEED=n RUNS=n)
+	@$(PY) -m crashtests all --report docs/verification.md $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
 
 bench: install ## throughput and latency against a bare PGMQ loop
 	@$(PY) -m tests.bench $(ARGS)
 
-soak: install ## a long run with faults and a watch on memory, descriptors and processes
-	@$(PY) -m crashtests soak $(ARGS)
+soak: install ## 500 random stories, a thousand deaths and a watch on memory, descriptors and processes (SEED=n RUNS=n)
+	@$(PY) -m crashtests soak --report docs/verification.md $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
+
+mutants: install ## deliberate faults in the guards: each must be caught by some test
+	@$(PY) -m tests.mutation --report docs/verification.md $(ARGS)
 
 matrix: install ## the integration tests on PostgreSQL 14 to 18 with PGMQ 1.11 and 1.13
 	@$(PY) -m tests.matrix $(ARGS)
