@@ -88,8 +88,8 @@ def _add_letter(fates: dict[str, Fate], letter: dict[str, Any]) -> None:
     death, error = letter["death"], letter["error"]
     if death is not None:
         what = death["signal"] or f"exit code {death['exit_code']}"
-        rss = f", {death['max_rss_kb'] // 1024} MB" if death["cause"] in ("memory_limit", "oom") else ""
-        fate.how = f"{death['cause']} ({what}{rss}) {_where(death['stack'])}".rstrip()
+        rss = f" at {death['max_rss_kb'] // 1024} MB" if death["cause"] in ("memory_limit", "oom") else ""
+        fate.how = f"{what}{rss} {_where(death['stack'])}".rstrip()
     elif error is not None:
         fate.how = f"{error['type']}: {error['message']}"
 
@@ -98,6 +98,7 @@ def _where(stack: str) -> str:
     """The line of the demo's module that was running, from a faulthandler stack."""
     for line in stack.splitlines():
         if "demo_tasks.py" in line:
-            _, _, place = line.partition('demo_tasks.py", ')
-            return f"at demo_tasks.py {place.strip()}"
+            _, _, place = line.partition('demo_tasks.py", line ')
+            number, _, function = place.strip().partition(" in ")
+            return f"in {function}, demo_tasks.py:{number}"
     return ""

@@ -18,6 +18,7 @@ from supervisor.demo.plan import EVERY_KIND
 
 _LOOK_EVERY_S: Final = 0.2
 _LINE_EVERY_S: Final = 1.0
+_ROOMY: Final = 140  # columns
 _DOES: Final = {kind.name: kind.does for kind in EVERY_KIND}
 
 
@@ -40,7 +41,7 @@ def watch(
             account = take_account(connection, sent)
             took = time.monotonic() - began
             if isinstance(screen, Live):
-                screen.update(Group(_bar(account, took), _table(account)))
+                screen.update(Group(_bar(account, took), _table(account, console.width)))
             elif not account.closed and took - said_at >= _LINE_EVERY_S:
                 said_at = took
                 console.print(_status(account, took))
@@ -54,7 +55,7 @@ def show_account(console: Console, account: Account, code: int, daemons: list[in
         for row in _rows(account):
             console.print("  " + "  ".join(row), markup=False, soft_wrap=True)
     else:
-        console.print(_table(account))
+        console.print(_table(account, console.width))
     console.print(f"retried {account.retried} times; the service stopped with exit code {code}")
     if daemons:
         console.print(f"daemons of handlers still alive: {daemons}")
@@ -98,18 +99,23 @@ def _rows(account: Account) -> list[tuple[str, ...]]:
     ]
 
 
-def _table(account: Account) -> Table:
+def _table(account: Account, width: int) -> Table:
+    """One line a kind; what does not fit into `width` columns is cut, beginning with what is known from elsewhere."""
     table = Table(box=None, padding=(0, 1))
-    for title in ("message", "what it does", "sent", "succeeded", "dead", "retried", "reason", "how it ended"):
-        table.add_column(title, justify="right" if title in ("sent", "succeeded", "dead", "retried") else "left")
+    roomy = width >= _ROOMY
+    table.add_column("message", no_wrap=True, min_width=11)
+    if roomy:
+        table.add_column("what it does", no_wrap=True)
+    for title in ("sent", "ok", "dead", "retried"):
+        table.add_column(title, justify="right", no_wrap=True, min_width=len(title))
+    table.add_column("reason", no_wrap=True, min_width=18)
+    table.add_column("how it ended", no_wrap=True, overflow="ellipsis")
     for fate in account.fates.values():
+        numbers = (fate.sent, fate.succeeded, fate.dead_lettered, fate.retried)
         table.add_row(
             fate.kind,
-            _DOES[fate.kind],
-            str(fate.sent),
-            str(fate.succeeded),
-            str(fate.dead_lettered),
-            str(fate.retried),
+            *([_DOES[fate.kind]] if roomy else []),
+            *map(str, numbers),
             " ".join(sorted(fate.reasons)),
             Text(fate.how),
         )
