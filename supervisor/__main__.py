@@ -3,8 +3,8 @@
 Three things happen here before anything else of ours is imported. The machine is looked at: where we cannot run, one
 line says so (hence no syntax newer than Python 3.6 in this file). A supervisor that is told to stop while it still
 imports ends well, also as PID 1, for which the kernel drops signals that have no function. And imports are settled:
-the working directory leaves `sys.path`, and our package `shared` is loaded from beside this one, so that neither the
-application that stands in the working directory nor one on PYTHONPATH can put its own package of that name in between.
+the working directory leaves `sys.path`, and our packages are loaded from beside this file, so that neither the
+application that stands in the working directory nor one on PYTHONPATH can put its own of these names in between.
 """
 
 import os
@@ -66,9 +66,8 @@ def end_well_on_early_signals() -> None:
 
 
 def settle_imports() -> None:
-    """Take the working directory off `sys.path` and bind `shared` to ours. The parent never imports the application."""
-    import importlib.util  # noqa: PLC0415 - after the look at the version
-    import sysconfig  # noqa: PLC0415 - see above
+    """Take the working directory off `sys.path` and bind our names. The parent never imports the application."""
+    import sysconfig  # noqa: PLC0415 - after the look at the version
 
     try:
         here = os.getcwd()
@@ -80,19 +79,27 @@ def settle_imports() -> None:
         here = ""
     sys.path[:] = [entry for entry in sys.path if not here or os.path.realpath(entry or ".") != os.path.realpath(here)]
 
-    folder = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "shared")
-    loaded = sys.modules.get("shared")
+    for name in ("supervisor", "shared"):
+        _bind(name)
+
+
+def _bind(name: str) -> None:
+    """Let `name` mean our package, whatever has been imported under it before."""
+    import importlib.util  # noqa: PLC0415 - after the look at the version
+
+    folder = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), name)
+    loaded = sys.modules.get(name)
     if loaded is not None and folder in getattr(loaded, "__path__", []):
         return
-    for name in [name for name in sys.modules if name.partition(".")[0] == "shared"]:
-        del sys.modules[name]
+    for other in [other for other in sys.modules if other.partition(".")[0] == name]:
+        del sys.modules[other]
     spec = importlib.util.spec_from_file_location(
-        "shared", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+        name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
     )
     assert spec is not None, folder
     assert spec.loader is not None, folder
     module = importlib.util.module_from_spec(spec)
-    sys.modules["shared"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
 
 

@@ -24,6 +24,7 @@ from supervisor.demo.view import show_account, watch
 from supervisor.embedded import install_pgmq, resolve_dsn
 
 _APP: Final = Path(__file__).parent / "app"
+_PROGRAM: Final = Path(__file__).parents[2] / "pgmq_supervisor.py"
 _PATIENCE_S: Final = 120.0
 _STOP_PATIENCE_S: Final = 40.0
 
@@ -103,12 +104,12 @@ def _prepare(connection: psycopg.Connection[Any], total: int) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _service(dsn: str, folder: Path, daemons: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `python -m supervisor run` as anybody would; killed on the way out if it is still there."""
+    """Run `pgmq-supervisor run` as anybody would; killed on the way out if it is still there."""
     config = folder / "supervisor.toml"
     config.write_text(_CONFIG)
     environment = {**os.environ, "DEMO_DAEMONS": str(daemons), "SUPERVISOR_DATABASE__DSN": dsn}
     environment.pop("SUPERVISOR_DSN", None)
-    command = [sys.executable, "-m", "supervisor", "run", "--config", str(config), "--app-dir", str(_APP)]
+    command = [sys.executable, str(_PROGRAM), "run", "--config", str(config), "--app-dir", str(_APP)]
     with log.open("wb") as output:
         service = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=folder
