@@ -103,13 +103,14 @@ def _table(account: Account, width: int) -> Table:
     """One line a kind; what does not fit into `width` columns is cut, beginning with what is known from elsewhere."""
     table = Table(box=None, padding=(0, 1))
     roomy = width >= _ROOMY
-    table.add_column("message", no_wrap=True, min_width=11)
+    taken = 98 if roomy else 60  # by the columns before the last one
+    table.add_column("message", no_wrap=True)
     if roomy:
         table.add_column("what it does", no_wrap=True)
     for title in ("sent", "ok", "dead", "retried"):
-        table.add_column(title, justify="right", no_wrap=True, min_width=len(title))
-    table.add_column("reason", no_wrap=True, min_width=18)
-    table.add_column("how it ended", no_wrap=True, overflow="ellipsis")
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("reason", no_wrap=True)
+    table.add_column("how it ended", no_wrap=True, overflow="ellipsis", max_width=max(10, width - taken))
     for fate in account.fates.values():
         numbers = (fate.sent, fate.succeeded, fate.dead_lettered, fate.retried)
         table.add_row(
