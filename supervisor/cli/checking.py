@@ -74,12 +74,12 @@ def _database(config: Config) -> Iterator[Finding]:
             facts = look_at_server(connection)
             yield from check_server(facts)
             yield from check_pgmq(connection, facts)
-            if facts.has_pgmq:
-                yield from check_queues(connection, found)
+            if facts.has_pgmq and facts.may_use_pgmq:
+                yield from check_queues(connection, found, facts.role)
             yield from check_connections(found, facts)
             yield from check_clock(connection)
             if not facts.standby:
-                yield from check_notifications(found, connection)
+                yield from check_notifications(found, connection, facts)
     except SupervisorError as error:
         yield fail("database", error.message, error.remedy or "see the message")
     except psycopg.Error as error:

@@ -40,7 +40,10 @@ def connect(config: Config, dsn: str | None = None) -> psycopg.Connection[Any]:
     target = config.dsn if dsn is None else dsn
     timeout_s = max(1, round(config.database.connect_timeout))
     try:
-        return psycopg.connect(target, autocommit=True, connect_timeout=timeout_s, application_name=APPLICATION)
+        # No prepared statements: behind a pooler they belong to somebody else's session.
+        return psycopg.connect(
+            target, autocommit=True, prepare_threshold=None, connect_timeout=timeout_s, application_name=APPLICATION
+        )
     except psycopg.OperationalError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         origin = f" (from {config.dsn_origin})" if config.dsn_origin else ""

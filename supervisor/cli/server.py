@@ -23,7 +23,10 @@ class ServerFacts:
 
     version: int  # as server_version_num
     standby: bool
+    read_only: bool  # transactions of this role are, by a setting; a standby's always are
+    role: str  # as SQL has it, quoted where it must be
     has_pgmq: bool
+    may_use_pgmq: bool  # the schema; what is in it has rights of its own
     max_connections: int
     reserved: int  # for superusers; whoever is one may use them
     role_limit: int | None  # connections that this role may have; None: no limit
@@ -37,18 +40,23 @@ class ServerFacts:
         return min(limit for limit in limits if limit is not None)
 
 
-# Reads catalogues and settings only; takes no locks on tables of anybody. The role's limit does not bind superusers.
+# Reads catalogues and settings only; needs no right in any schema, and takes no locks on tables of anybody. The role's
+# limit does not bind superusers. Sessions are counted where every role may: others' are hidden in pg_stat_activity.
 _LOOK = """
 select current_setting('server_version_num')::int,
        pg_is_in_recovery(),
-       to_regclass('pgmq.meta') is not null,
+       current_setting('transaction_read_only')::bool,
+       quote_ident(current_user),
+       exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
+               where n.nspname = 'pgmq' and c.relname = 'meta'),
+       coalesce((select has_schema_privilege(n.oid, 'usage') from pg_namespace n where n.nspname = 'pgmq'), false),
        current_setting('max_connections')::int,
        case when r.rolsuper then 0
             else current_setting('superuser_reserved_connections')::int
                  + coalesce(current_setting('reserved_connections', true)::int, 0) end,
        case when r.rolconnlimit >= 0 and not r.rolsuper then r.rolconnlimit end,
        case when d.datconnlimit >= 0 and not r.rolsuper then d.datconnlimit end,
-       (select count(*) from pg_stat_activity where backend_type = 'client backend')::int
+       (select sum(numbackends) from pg_stat_database)::int
   from pg_roles r, pg_database d
  where r.rolname = current_user and d.datname = current_database()
 """
@@ -58,11 +66,14 @@ def look_at_server(connection: psycopg.Connection[Any]) -> ServerFacts:
     """Ask once."""
     row = connection.execute(_LOOK).fetchone()
     assert row is not None
-    version, standby, has_pgmq, most, reserved, role_limit, database_limit, connected = row
+    version, standby, read_only, role, has_pgmq, may_use, most, reserved, role_limit, database_limit, connected = row
     return ServerFacts(
         version=version,
         standby=standby,
+        read_only=read_only and not standby,
+        role=role,
         has_pgmq=has_pgmq,
+        may_use_pgmq=may_use,
         max_connections=most,
         reserved=reserved,
         role_limit=role_limit,
@@ -79,11 +90,17 @@ def sessions_needed(config: Config) -> int:
 
 
 def refuse_unusable(config: Config, facts: ServerFacts) -> None:
-    """Raise for a server that is too old, has no PGMQ, or could never grant the connections."""
+    """Raise for a server that is too old, has no PGMQ or none for us, or could never grant the connections."""
     if facts.version < OLDEST_SERVER:
         raise UnsupportedError(f"PostgreSQL {facts.version // 10000} is too old", remedy="use PostgreSQL 14 or newer")
     if not facts.has_pgmq:
         raise DatabaseError("PGMQ is not installed in this database", remedy="run `pgmq-supervisor init` once")
+    if not facts.may_use_pgmq:
+        raise DatabaseError(
+            f"the role {facts.role} has no right to use the schema pgmq",
+            sqlstate="42501",
+            remedy=f"grant usage on schema pgmq to {facts.role}; `pgmq-supervisor check` lists all that is missing",
+        )
     needed = sessions_needed(config)
     if needed > facts.grants:
         raise ConfigurationError(

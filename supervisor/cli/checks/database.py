@@ -1,4 +1,4 @@
-"""The database: version, role of the server, PGMQ's functions, the configured queues, privileges on each."""
+"""The database: version and state of the server, PGMQ's functions, the configured queues, privileges on each."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ FUNCTIONS = (
     "pgmq.send(text, jsonb, jsonb, timestamp with time zone)",
     "pgmq.send_batch(text, jsonb[], jsonb[], timestamp with time zone)",
 )
+TRIED = frozenset({("1", "11"), ("1", "12"), ("1", "13")})
 _COLUMNS = ("msg_id", "read_ct", "enqueued_at", "last_read_at", "vt", "message", "headers")
 _INIT = "run `pgmq-supervisor init` once"
 
@@ -45,6 +46,14 @@ def check_server(facts: ServerFacts) -> Iterator[Finding]:
             "the server is a hot standby: nothing can be claimed before it is promoted",
             "use a DSN that finds the primary, such as target_session_attrs=read-write with several hosts",
         )
+    elif facts.read_only:
+        yield fail(
+            "read only",
+            "transactions are read-only by a setting: nothing can be claimed",
+            f"look for default_transaction_read_only at the server, this database and the role {facts.role}",
+        )
+    else:
+        yield ok("primary", "the server is no standby, and can be written to")
 
 
 def check_pgmq(connection: psycopg.Connection[Any], facts: ServerFacts) -> Iterator[Finding]:
@@ -52,13 +61,34 @@ def check_pgmq(connection: psycopg.Connection[Any], facts: ServerFacts) -> Itera
     if not facts.has_pgmq:
         yield fail("pgmq", "PGMQ is not installed in this database", _INIT)
         return
+    if not facts.may_use_pgmq:
+        yield fail(
+            "privileges",
+            f"the role {facts.role} has no right to use the schema pgmq",
+            f"grant usage on schema pgmq to {facts.role}",
+        )
+        return
+    yield from _functions(connection, facts.role)
+    yield from _our_schema(connection, facts.role)
+
+
+def _functions(connection: psycopg.Connection[Any], role: str) -> Iterator[Finding]:
+    """Exact signatures, and whether we may call them. PGMQ from its SQL has no number: its signatures are one."""
     row = connection.execute("select extversion from pg_extension where extname = 'pgmq'").fetchone()
     kind = f"extension {row[0]}" if row else "installed from SQL"
-    missing = [name for name in FUNCTIONS if not _exists(connection, name)]
-    if missing:
+    known = {name: _callable(connection, name) for name in FUNCTIONS}
+    if missing := [name for name, may in known.items() if may is None]:
         yield fail("pgmq", f"{kind}, without {', '.join(missing)}", "upgrade PGMQ to 1.11, 1.12 or 1.13")
+    elif row and tuple(row[0].split(".")[:2]) not in TRIED:
+        yield warning("pgmq", f"{kind} was not tried (1.11 to 1.13)", "look for a release of ours that knows it")
     else:
         yield ok("pgmq", f"{kind}, all functions that we call are there")
+    if closed := [name for name, may in known.items() if may is False]:
+        listed = ", ".join(closed)
+        yield fail("privileges", f"no right to call {listed}", f"grant execute on function {listed} to {role}")
+
+
+def _our_schema(connection: psycopg.Connection[Any], role: str) -> Iterator[Finding]:
     paused = _regclass(connection, "pgmq_supervisor", "paused")
     if not paused:
         yield warning("schema", "our schema pgmq_supervisor is missing: pause would be local to one supervisor", _INIT)
@@ -66,25 +96,26 @@ def check_pgmq(connection: psycopg.Connection[Any], facts: ServerFacts) -> Itera
         yield warning(
             "schema",
             "no right to change pgmq_supervisor.paused: pause would be local to one supervisor",
-            "grant select, insert, delete on pgmq_supervisor.paused to this role",
+            f"grant usage on schema pgmq_supervisor to {role}; "
+            f"grant select, insert, delete on pgmq_supervisor.paused to {role}",
         )
     else:
         yield ok("schema", "pgmq_supervisor is there")
 
 
-def check_queues(connection: psycopg.Connection[Any], config: Config) -> Iterator[Finding]:
+def check_queues(connection: psycopg.Connection[Any], config: Config, role: str) -> Iterator[Finding]:
     """Look at each queue with its dead-letter queue: there, with the columns we need, with the rights we need."""
     for name, queue in config.queues.items():
-        yield from _one_queue(connection, name, queue)
+        yield from _one_queue(connection, name, queue, role)
 
 
-def _one_queue(connection: psycopg.Connection[Any], name: str, queue: QueueSection) -> Iterator[Finding]:
+def _one_queue(connection: psycopg.Connection[Any], name: str, queue: QueueSection, role: str) -> Iterator[Finding]:
     subject = f"queue {name}"
     target = queue.dead_letter_queue_of(name)
-    wanted = {name: "select, insert, update, delete", target: "select, insert, delete"}
+    every = "select, insert, update, delete"  # on dead letters too, for redriving and purging
     absent: list[str] = []
     complaints = 0
-    for which, rights in wanted.items():
+    for which, rights in ((name, every), (target, every)):
         table = _regclass(connection, "pgmq", q_table(which))
         if table is None:
             absent.append(which)
@@ -95,7 +126,7 @@ def _one_queue(connection: psycopg.Connection[Any], name: str, queue: QueueSecti
             yield fail(
                 subject,
                 f"no right to {', '.join(lacking)} in pgmq.{q_table(which)}",
-                f"grant {rights} on pgmq.{q_table(which)} to this role",
+                f"grant {rights} on pgmq.{q_table(which)} to {role}",
             )
     table = _regclass(connection, "pgmq", q_table(name))
     if table is not None and (columns := _missing_columns(connection, table)):
@@ -104,7 +135,8 @@ def _one_queue(connection: psycopg.Connection[Any], name: str, queue: QueueSecti
     archive = _regclass(connection, "pgmq", a_table(name))
     if queue.on_success is AckMode.ARCHIVE and archive is not None and not _may(connection, archive, "insert"):
         complaints += 1
-        yield fail(subject, f"no right to insert into pgmq.{a_table(name)}", "grant insert to this role")
+        missing = f"no right to insert into pgmq.{a_table(name)}, which on_success = archive needs"
+        yield fail(subject, missing, f"grant insert on pgmq.{a_table(name)} to {role}")
     if absent:
         complaints += 1
         yield _absent(connection, subject, absent, queue)
@@ -125,9 +157,12 @@ def _absent(connection: psycopg.Connection[Any], subject: str, absent: list[str]
     return ok(subject, f"{listed} not there yet, will be created at start")
 
 
-def _exists(connection: psycopg.Connection[Any], signature: str) -> bool:
-    row = connection.execute("select to_regprocedure(%s) is not null", [signature]).fetchone()
-    return row is not None and bool(row[0])
+def _callable(connection: psycopg.Connection[Any], signature: str) -> bool | None:
+    """Tell whether this role may call a function; None where there is none of that signature."""
+    row = connection.execute(
+        "select has_function_privilege(to_regprocedure(%s)::oid, 'execute')", [signature]
+    ).fetchone()
+    return None if row is None else row[0]
 
 
 def _regclass(connection: psycopg.Connection[Any], schema: str, table: str) -> int | None:
