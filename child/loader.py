@@ -5,6 +5,7 @@ The same loader serves a child and `check`, so that what `check` accepts starts.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
@@ -75,7 +76,8 @@ def _check_callable(target: Any, reference: str, mode: str) -> None:
     try:
         if not callable(target):
             raise LoadError("signature", f"handler {reference!r} is not callable: it is {type(target).__name__}")
-        body = target if inspect.isroutine(target) or inspect.isclass(target) else getattr(target, "__call__", target)  # noqa: B004 - the method, not whether there is one
+        plain = inspect.isroutine(target) or inspect.isclass(target) or isinstance(target, functools.partial)
+        body = target if plain else getattr(target, "__call__", target)  # noqa: B004 - the method, not whether there is one
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
             raise LoadError("signature", f"handler {reference!r} has a yield: calling it would run nothing")
         signature = inspect.signature(target)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import traceback as tracebacks
-from types import TracebackType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
 from typing import Any, Final, TypedDict
 
 from child.verdicts import InvalidMessage, Stopped, Verdict
@@ -27,13 +27,21 @@ class ErrorFields(TypedDict):
 
 
 _MAX_CHAIN: Final = 32
+_UNRUN: Final = (GeneratorType, AsyncGeneratorType, CoroutineType)
 # By file, as an application may have a package that is called like ours.
 _NOT_SHOWN: Final = (os.path.dirname(__file__) + "/", "<frozen importlib", os.path.dirname(importlib.__file__) + "/")
 _SQLSTATE_LENGTH: Final = 5
 
 
 def of_return(returned: object, ack: str | None) -> Meta | None:
-    """What a return value means. None: a plain success. Any value that is no verdict is a success."""
+    """What a return value means. None: a plain success. Any value that is no verdict is a success.
+
+    But for code that nobody has run: a generator, or a coroutine that was not awaited. Work that did not happen must
+    not be acknowledged.
+    """
+    if type(returned) in _UNRUN:
+        what = type(returned).__name__.replace("_", " ")
+        return failure("NothingRun", f"the handler returned a {what}, which nobody runs: a yield or a missing await?")
     if issubclass(type(returned), Verdict):
         return dict(returned.meta)  # type: ignore[attr-defined] # isinstance would ask a hostile __class__
     return {"kind": "success", "ack": ack} if ack is not None else None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -55,6 +57,28 @@ def test_looking_at_an_exception_never_raises() -> None:
     assert outcome["kind"] == "error"
     assert outcome["error"]["type"].endswith("Exits")
     assert of_return(Liar(), None) is None
+
+
+async def _never_awaited() -> None: ...
+
+
+async def _never_iterated() -> Any:
+    yield
+
+
+async def _never_iterated_with(*_: object) -> Any:
+    yield
+
+
+@pytest.mark.parametrize("make", [lambda: (n for n in "abc"), _never_iterated, _never_awaited])
+def test_code_that_nobody_has_run_is_no_success(make: Callable[[], Any]) -> None:
+    """A generator behind a decorator, or a coroutine that was not awaited: the work did not happen."""
+    returned = make()
+    outcome = of_return(returned, None)
+    assert outcome is not None
+    assert (outcome["kind"], outcome["error"]["type"]) == ("error", "NothingRun")
+    if inspect.iscoroutine(returned):
+        returned.close()
 
 
 def test_stopped_is_believed_only_when_a_stop_was_asked_for() -> None:
@@ -184,6 +208,16 @@ def test_many_things_are_callable(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "some_handlers", sys.modules[__name__])
     mode = "transactional" if name == "Service.__call__" else "regular"
     assert callable(load_handler(f"some_handlers:{name}", mode))
+
+
+partial_generator = functools.partial(_never_iterated_with, 1)
+
+
+def test_a_generator_is_no_handler_whatever_it_is_wrapped_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partial of an async generator is refused at start."""
+    monkeypatch.setitem(sys.modules, "some_handlers", sys.modules[__name__])
+    with pytest.raises(LoadError, match="has a yield"):
+        load_handler("some_handlers:partial_generator", "regular")
 
 
 def test_the_reason_names_where_was_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
