@@ -37,13 +37,12 @@ def struck(victim: Victim, *, parent: Process, child: Process, order: Order = Or
     """
     match victim, order:
         case Victim.CHILD, _:
-            frozen = parent.freeze()
-            _end(child)
+            parent.freeze()
             try:
+                _end(child)
                 yield
             finally:
-                if frozen:
-                    parent.thaw()
+                parent.thaw()  # also where it had not stopped yet: the signal may still be on its way
         case Victim.PARENT, _:
             _end(parent)
             yield

@@ -23,6 +23,7 @@ REGULAR: Final = "crash_regular"
 TRANSACTIONAL: Final = "crash_tx"
 LEASE_S: Final = 3.0
 BACKOFF_S: Final = 0.4
+_HIDDEN_S: Final = 3600
 _SILENCE_S: Final = 10.0
 _LOOK_AGAIN_S: Final = 0.01
 
@@ -83,8 +84,21 @@ class Scene:
 
     def send(self, queue: str, op: str, **body: Any) -> Sent:
         """Send one message."""
-        found = self.session().execute("select pgmq.send(%s, %s::jsonb)", [queue, json.dumps({"op": op, **body})])
-        row = found.fetchone()
+        return self._sent(queue, op, 0, body)
+
+    def send_hidden(self, queue: str, op: str, **body: Any) -> Sent:
+        """Send one that nobody can claim before `reveal`: its number is known before anything happens to it."""
+        return self._sent(queue, op, _HIDDEN_S, body)
+
+    def reveal(self, sent: Sent) -> None:
+        """Make it visible, and nudge the supervisors as an insert would."""
+        session = self.session()
+        session.execute(f"update pgmq.q_{sent.queue} set vt = clock_timestamp() where msg_id = %s", [sent.msg_id])
+        session.execute(f'notify "pgmq.q_{sent.queue}.INSERT"')
+
+    def _sent(self, queue: str, op: str, delay_s: int, body: dict[str, Any]) -> Sent:
+        text = json.dumps({"op": op, **body})
+        row = self.session().execute("select pgmq.send(%s, %s::jsonb, %s)", [queue, text, delay_s]).fetchone()
         assert row is not None
         sent = Sent(op, queue, int(row[0]))
         self.sent.append(sent)

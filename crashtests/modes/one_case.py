@@ -16,11 +16,11 @@ from typing import Any, Final
 import psycopg
 
 from crashtests.checker import Verdict
-from crashtests.kill_points import Case, Mode, RowState, Settled
+from crashtests.kill_points import Case, Mode, Point, RowState, Settled
 from crashtests.ledger import Row, Sent
 from crashtests.nemesis import Order, Victim, struck
 from crashtests.processes import Process, wait_until
-from crashtests.rendezvous import Meeting, NotReached, Trap
+from crashtests.rendezvous import Crossing, Meeting, NotReached, Trap
 from crashtests.scene import BACKOFF_S, REGULAR, TRANSACTIONAL, Scene
 
 __all__ = ["CaseRun", "run_case"]
@@ -33,7 +33,6 @@ _REFUND_DELAY_S: Final = 0.25
 _QUEUE: Final = {Mode.REGULAR: REGULAR, Mode.TRANSACTIONAL: TRANSACTIONAL}
 _SETTLES: Final = {Mode.REGULAR: "parent.settle.after", Mode.TRANSACTIONAL: "parent.reckon.after"}
 _ASKS: Final = {Mode.REGULAR: "parent.claim.before", Mode.TRANSACTIONAL: "child.tx.before_claim"}
-_RETURNED: Final = {Mode.REGULAR: "parent.settle.after", Mode.TRANSACTIONAL: "child.tx.after_commit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +78,15 @@ def _carry_out(
 ) -> Sent:
     queue = _QUEUE[case.mode]
     place.stage.start()
-    trap = place.points.trap(case.at, where=lambda crossing: crossing.ids.get("queue", queue) == queue)
-    sent = place.send(queue, op, door=True)
-    meeting = trap.wait(_REACH_S)
+    sent = place.send_hidden(queue, op, door=True)
+    trap = place.points.trap(case.at, where=lambda crossing: _is_about(crossing, sent))
+    if case.point is Point.BEFORE_CLAIM:
+        # First it stands there, then the message comes: a claim that is under way could take it.
+        meeting = trap.wait(_REACH_S)
+        place.reveal(sent)
+    else:
+        place.reveal(sent)
+        meeting = trap.wait(_REACH_S)
     child = stack.enter_context(contextlib.closing(_child_of(place, meeting, queue)))
     settling: Trap | None = None
     with struck(case.victim, parent=place.stage.parent, child=child, order=order or Order.CHILD_FIRST):
@@ -104,9 +109,14 @@ def _carry_out(
             raise NotReached("the new supervisor did not ask for messages")
     if not place.wait_ended([sent], _END_S):
         look.problems.append("it did not come to its end:\n" + place.stage.log_tail())
-    elif case.row is not RowState.GONE:
-        _wait_returned(place, case, sent)
     return sent
+
+
+def _is_about(crossing: Crossing, sent: Sent) -> bool:
+    """Points say of what they are as far as it is known there."""
+    return (
+        crossing.ids.get("queue", sent.queue) == sent.queue and crossing.ids.get("msg_id", sent.msg_id) == sent.msg_id
+    )
 
 
 def _child_of(place: Scene, meeting: Meeting, queue: str) -> Process:
@@ -179,14 +189,6 @@ def _name_settlement(row: Row | None, look: _Look) -> Settled:
         return Settled.REFUNDED
     look.problems.append(f"accounts: {accounts}")
     return Settled.NOTHING
-
-
-def _wait_returned(place: Scene, case: Case, sent: Sent) -> None:
-    """Wait until the acknowledgement was heard of: the next case must not meet its sync point."""
-    point = _RETURNED[case.mode]
-    wait_until(
-        lambda: any(c.point == point and c.ids.get("msg_id") == sent.msg_id for c in place.points.crossings), _GONE_S
-    )
 
 
 # --- judgement --------------------------------------------------------------------------------------------------------

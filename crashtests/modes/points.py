@@ -37,14 +37,15 @@ def run_points(
     cases: Sequence[Case],
     *,
     runs: int = 1,
+    both_orders: bool = True,
     workers: int = 4,
     tell: Callable[[CaseRun], None] = lambda _: None,
 ) -> tuple[list[CaseRun], list[ChainEnd]]:
-    """Carry out every case `runs` times; where both are killed in each order, so twice at least."""
+    """Carry out every case `runs` times. `both_orders`: where both are killed in each order, so twice at least."""
     todo = [
-        (case, _order(case, turn))
-        for turn in range(max(runs, 2))
-        for case in cases
+        (case, _order(case, turn + number))
+        for turn in range(max(runs, 2) if both_orders else runs)
+        for number, case in enumerate(cases)
         if turn < runs or case.victim is Victim.BOTH
     ]
     chains = [todo[first::workers] for first in range(min(workers, len(todo)))]

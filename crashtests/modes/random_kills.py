@@ -151,9 +151,9 @@ def _trouble_supervisor(stage: Stage, fault: Fault) -> None:
         case FaultKind.DEPLOY:
             stage.stop()
         case _:
-            if stage.parent.freeze():
-                time.sleep(LEASE_S * 1.5)
-                stage.parent.thaw()
+            stage.parent.freeze()
+            time.sleep(LEASE_S * 1.5)
+            stage.parent.thaw()
 
 
 def _some(pids: list[int], pick: float) -> list[int]:

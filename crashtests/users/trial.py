@@ -108,7 +108,7 @@ class Theatre:
         self._line_file.write_text("-1")
         with self._message() as (sent, count):
             trap = self._scene.points.trap(hold_at) if hold_at else None
-            self._release(sent)
+            self._scene.reveal(sent)
             between = None
             if trap is not None:
                 with contextlib.closing(trap.wait(_REACH_S)) as meeting:
@@ -121,7 +121,7 @@ class Theatre:
         self._line_file.write_text("0")
         with self._message() as (sent, count):
             trap = self._scene.points.trap("handler.lines")
-            self._release(sent)
+            self._scene.reveal(sent)
             with contextlib.closing(trap.wait(_REACH_S)) as meeting:
                 self._line_file.write_text("-1")
                 places = list(meeting.crossing.ids["places"])
@@ -137,8 +137,13 @@ class Theatre:
         self._line_file.write_text(str(where.line if where.line is not None else -1))
         with self._message() as (sent, count), contextlib.ExitStack() as stack:
             trap = points.trap(where.at)
-            self._release(sent)
-            meeting = stack.enter_context(contextlib.closing(trap.wait(_REACH_S)))
+            # Before a claim somebody must stand there first: a claim that is under way could take the message.
+            if where.at in _ASKS:
+                meeting = stack.enter_context(contextlib.closing(trap.wait(_REACH_S)))
+                self._scene.reveal(sent)
+            else:
+                self._scene.reveal(sent)
+                meeting = stack.enter_context(contextlib.closing(trap.wait(_REACH_S)))
             self._line_file.write_text("-1")
             child = stack.enter_context(contextlib.closing(self._child(meeting)))
             with struck(where.victim, parent=self._scene.stage.parent, child=child, order=Order.CHILD_FIRST):
@@ -192,12 +197,6 @@ class Theatre:
             yield sent, lambda: {name: value - before.get(name, 0) for name, value in ask().items()}
         finally:
             self._scene.points.disarm()
-
-    def _release(self, sent: Sent) -> None:
-        """Make it visible, and nudge the supervisor as an insert would."""
-        session = self._scene.session()
-        session.execute(f"update pgmq.q_{QUEUE} set vt = clock_timestamp() where msg_id = %s", [sent.msg_id])
-        session.execute(f'notify "pgmq.q_{QUEUE}.INSERT"')
 
     def _finish(
         self,

@@ -50,7 +50,7 @@ def careful(message):
 
 def by_halves(message):
     if message.body["operation_id"] in effects("charge"):
-        return "done"
+        return
     do("charge", message)
     do("mail", message)
 
@@ -130,15 +130,13 @@ def results(report: dict[str, Any]) -> dict[tuple[str, str], str]:
 
 
 def test_an_outside_effect_before_its_ack_is_repeated(application: Path) -> None:
-    """Reported and advised on, and no violation unless the user says so."""
-    code, report, said = run(application, "charge", "count_charges", "--only", "effect done")
-    assert code == 0, said
+    """Reported and advised on; a violation because the user says so."""
+    code, report, said = run(application, "charge", "count_charges", "--only", "effect done", "--strict")
+    assert code == 1, said
     assert results(report) == {("child", ""): "repeated", ("parent", ""): "repeated", ("both", ""): "repeated"}
     assert {point["effects"]["effects"] for point in report["points"]} == {2}
     assert report["expected"] == {"effects": 1}
     assert any("operation id" in line for line in report["advice"])
-    code, _, _ = run(application, "charge", "count_charges", "--only", "effect done", "--strict")
-    assert code == 1
 
 
 def test_a_handler_that_looks_first_repeats_nothing(application: Path) -> None:
@@ -155,7 +153,7 @@ def test_a_handler_that_looks_first_repeats_nothing(application: Path) -> None:
 
 def test_half_done_work_is_a_violation(application: Path) -> None:
     """The second run believes that all was done, because the first half of it was."""
-    code, report, said = run(application, "by_halves", "count_both", "--only", "during", "--lines", "40")
+    code, report, said = run(application, "by_halves", "count_both", "--only", "during", "--lines", "12")
     assert code == 1, said
     wrong = [point for point in report["points"] if point["result"] == "half-done"]
     assert wrong
