@@ -52,6 +52,7 @@ class ClaimRow(NamedTuple):
     xid: int
     backend_pid: int
     backend_start_us: int
+    touched: bool  # somebody had it before, and did not commit
 
 
 class Claim(NamedTuple):
@@ -328,6 +329,7 @@ class Database:
             int(get(0, 7) or 0),
             int(get(0, 8) or 0),
             self._started_us if started_us is None else int(started_us),
+            get(0, 10) == b"t",
         )
 
     def next_visible_s(self) -> float | None:

@@ -113,7 +113,7 @@ class _Worker:
             nonlocal reported
             reported = True
             self._unsent = encode(Kind.TX_CLAIMED, seq, row._asdict())
-            if waits:  # a large body may be the end of us: the parent must know whose it was
+            if waits or row.touched:  # a large body may be the end of us: the parent must know whose it was
                 self._send()
 
         limit_ms = permit.get("time_limit_ms")
@@ -123,6 +123,8 @@ class _Worker:
                 self._say(Kind.TX_EMPTY, seq, {"next_visible_s": self._database.next_visible_s()})
         except Unreadable as error:
             self._send()
+            if not self._may_go_on(seq, error.row):
+                return None
             self._finish(seq, error.row, failure("UnreadableBody", error.text, kind="invalid_message"), Outbox())
             return None
         except psycopg.Error as error:
@@ -130,7 +132,18 @@ class _Worker:
             self._database.close()
             self._ended(seq, self._reason(error), claimed=reported)
             return None
-        return claim
+        return claim if claim is not None and self._may_go_on(seq, claim.row) else None
+
+    def _may_go_on(self, seq: int, row: ClaimRow) -> bool:
+        """What somebody had before us and gave up may be ours to charge first: the parent knows, or will in a moment."""
+        if not row.touched:
+            return True
+        verdict = self._await_verdict(seq)
+        if verdict is not None and verdict["verdict"] == "go":
+            return True
+        self._database.roll_back()
+        self._ended(seq, None if verdict is not None else _missing(), claimed=True)
+        return False
 
     def _send(self, *frames: bytes) -> None:
         """Send frames after those that wait."""
@@ -210,7 +223,7 @@ class _Worker:
         verdict = self._await_verdict(seq)
         if verdict is None:
             self._database.roll_back()
-            self._ended(seq, failure("VerdictMissing", f"no verdict within {_VERDICT_S:g} s"), claimed=True)
+            self._ended(seq, _missing(), claimed=True)
             return
         if verdict["verdict"] == "refuse":
             self._database.roll_back()
@@ -295,6 +308,10 @@ class _Worker:
         if outcome is not None:
             meta |= outcome
         self._channel.send(fit_result(Kind.TX_ENDED, seq, meta))
+
+
+def _missing() -> Meta:
+    return failure("VerdictMissing", f"no verdict within {_VERDICT_S:g} s")
 
 
 def _found(error: Fault | psycopg.Error, last_words: LastWords | None) -> Meta:

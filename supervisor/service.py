@@ -187,6 +187,7 @@ class _Service:
             c.KillChild: processes.kill_child,
             c.AbandonChild: processes.abandon_child,
             c.GrantPermit: processes.grant_permit,
+            c.AnswerClaim: processes.answer_claim,
             c.AnswerCommit: processes.answer_commit,
             c.Exit: self._ended,
         }

@@ -160,6 +160,15 @@ class GrantPermit:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerClaim:
+    """Whether the handler may begin, where the child asks: for a message that somebody had before. No: roll back."""
+
+    child: ChildId
+    claim_id: ClaimId
+    go: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerCommit:
     """The verdict for a COMMIT_REQUEST. None refuses: roll all back."""
 
@@ -203,6 +212,7 @@ Command = (
     | KillChild
     | AbandonChild
     | GrantPermit
+    | AnswerClaim
     | AnswerCommit
     | Emit
     | Exit

@@ -64,6 +64,7 @@ class Delivery:
     death: tuple[DeathCause, DeathFacts] | None = None
     extra: int = 0  # attempts owed when it was claimed
     granted: Verdict | None = None
+    held_until: float | None = None  # its child waits for what becomes of another attempt at the same message
     in_doubt: bool = False  # a granted commit of which nobody heard
     spared_until: float | None = None  # not killed before, although everything else is
     reckoned_busy_since: float | None = None

@@ -86,6 +86,16 @@ class Reckonings:
         """Attempts whose rows are free, or will be in a moment: they must be charged before anyone may claim them."""
         return sum(1 for delivery in self._open.values() if not delivery.lingers)
 
+    def has(self, msg_id: int) -> bool:
+        """Whether an attempt at this message is being reckoned."""
+        return any(delivery.msg_id == msg_id for delivery in self._open.values())
+
+    def hurry(self, msg_id: int) -> None:
+        """Its row was given back just now: ask at once."""
+        for delivery in self._open.values():
+            if delivery.msg_id == msg_id and delivery.settle_at is not None:
+                self._ask(delivery)
+
     def owed(self) -> tuple[tuple[int, int, int], ...]:
         """What a child must know to count right (msg_id, attempts, deaths): also what it would take over."""
         owed = dict(list(self._owed.items())[-_MAX_TOLD:])
@@ -197,13 +207,15 @@ class Reckonings:
 
     def _is_locked(self, delivery: Delivery, now: float, *, ours: bool) -> None:
         """By the session of the child that died, or by somebody's next attempt: then it is no longer in the way."""
+        ours = ours or any(attempt.msg_id == delivery.msg_id for attempt in self._in_hand())
         if delivery.reckoned_busy_since is None:
             delivery.reckoned_busy_since = now
         if not delivery.lingers and (not ours or now - delivery.reckoned_busy_since >= _BUSY_WAIT_S):
             self._linger(delivery)
         delivery.settle_at = now + (_OWED_AGAIN_S if delivery.lingers else _BUSY_AGAIN_S)
         for attempt in self._in_hand():
-            if self._absorb(attempt, delivery):
+            # One that is held or refused gives the row back in a moment.
+            if attempt.held_until is None and attempt.verdict is None and self._absorb(attempt, delivery):
                 return
 
     def _linger(self, delivery: Delivery) -> None:

@@ -27,6 +27,7 @@ from supervisor.core.snapshot import QueueSnapshot
 from supervisor.core.states import ChildState, DeliveryState
 from supervisor.core.types import CHARGED_CAUSES, ClaimId, DeathCause, DeathFacts, Outcome, OutcomeKind, StopReason
 
+_HOLD_S: Final = 0.2  # the end of a process is heard of later than its session's
 _UNSTARTED_DELAY_MS: Final = 200
 _UNSEEN_DELAY_S: Final = 0.25  # what a child had claimed and not told of is free when its session has ended
 _SPARED_PART: Final = 0.5  # of kill_after, for a commit that is on its way
@@ -92,12 +93,41 @@ class TransactionalQueue(QueueMachine):
         delivery.stored = accounts
         delivery.accounts = accounts
         delivery.attempt = accounts.attempt(event.read_ct)
-        self.reckonings.take_over(delivery)
         self.ctx.tell(h.MessagesClaimed(self.name, 1))
         self.pool.about_to_wear_out(child, now)
         if self.ctx.draining:
             self.limits.stop(child, delivery, StopReason.SHUTDOWN, now)
+        if event.touched:
+            delivery.held_until = now + _HOLD_S
+            self._look_at_held(now)
+        else:
+            self.reckonings.take_over(delivery)
         self.advance(now)
+
+    def _look_at_held(self, now: float) -> None:
+        """What somebody had before and gave up may have come back from a session of ours that has just ended.
+
+        Then that attempt is charged before the message runs again; else one that kills its child would kill several
+        before the first death counts. Of an attempt that goes on although its session is over nothing is waited for.
+        """
+        for child in self.pool.children.values():
+            delivery = child.delivery
+            if delivery is None or delivery.held_until is None or child.state is not ChildState.BUSY:
+                continue
+            if self.ctx.draining or self.reckonings.has(delivery.msg_id):
+                delivery.held_until = None
+                delivery.verdict = Verdict(None, "release", "not_started")
+                self.ctx.do(c.AnswerClaim(child.id, delivery.id, go=False))
+            elif now >= delivery.held_until or not self._has_rival(delivery):
+                delivery.held_until = None
+                self.reckonings.take_over(delivery)
+                self.ctx.do(c.AnswerClaim(child.id, delivery.id, go=True))
+            else:
+                self.sooner(delivery.held_until)
+
+    def _has_rival(self, delivery: Delivery) -> bool:
+        others = (other for other in self.attempts.values() if other is not delivery)
+        return any(other.msg_id == delivery.msg_id for other in others)
 
     def started(self, child: Child, claim_id: ClaimId, now: float) -> None:
         delivery = self._attempt(child, claim_id)
@@ -175,9 +205,11 @@ class TransactionalQueue(QueueMachine):
         if charge is None and not delivery.in_doubt:
             # Rolled back is given back, and nothing was charged.
             reason = delivery.verdict.reason if delivery.verdict is not None else ""
-            self._let_go(child, delivery, now, finished=True)
+            self._let_go(child, delivery, now, finished=delivery.started_at is not None)
             self.ctx.tell(h.MessageReleased(self.name, delivery.msg_id, reason or "shutdown"))
+            self.reckonings.hurry(delivery.msg_id)
             self._come_back(now)
+            self.next_at = now
             return
         self._reckon(delivery, charge, now)
         self._let_go(child, delivery, now, finished=True, ended=False)
@@ -363,6 +395,7 @@ class TransactionalQueue(QueueMachine):
 
     def tick_mode(self, now: float) -> None:
         self.sooner(self.reckonings.tick(now))
+        self._look_at_held(now)
         if not self.ctx.acks_off:
             return
         for child in list(self.pool.children.values()):
@@ -385,7 +418,7 @@ class TransactionalQueue(QueueMachine):
         return (d for d in self.attempts.values() if d.state is not DeliveryState.PERMITTED)
 
     def _working(self) -> Iterator[Delivery]:
-        """Attempts that may still take a charge over: their verdict is not fixed yet."""
+        """Attempts whose verdict is not fixed by a commit that is on its way."""
         return (d for d in self.attempts.values() if d.state in (DeliveryState.CLAIMED, DeliveryState.RUNNING))
 
     def snapshot(self, now: float) -> QueueSnapshot:

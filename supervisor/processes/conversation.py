@@ -160,6 +160,7 @@ def _translate(child: ChildId, claim_id: ClaimId, kind: Kind, meta: dict[str, An
                 visible_us=outcomes.integer(meta, "visible_us", -outcomes.MAX_INT64, outcomes.MAX_INT64),
                 accounts=outcomes.optional_text(meta, "accounts"),
                 tx=outcomes.parse_transaction(meta),
+                touched=outcomes.boolean(meta, "touched"),
                 read_at_us=outcomes.integer(meta, "read_us", -outcomes.MAX_INT64, outcomes.MAX_INT64),
             )
         case Kind.COMMIT_REQUEST:

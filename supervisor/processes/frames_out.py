@@ -6,7 +6,7 @@ from typing import Any, assert_never
 
 from shared.pgmq.records import Ack, DeadLetter, Release, Retry
 from shared.wire.frames import DispatchHead, Kind, ProtocolError, encode, encode_dispatch
-from supervisor.core.commands import AnswerCommit, Dispatch, GrantPermit, SendStop
+from supervisor.core.commands import AnswerClaim, AnswerCommit, Dispatch, GrantPermit, SendStop
 
 
 def dispatch_frame(command: Dispatch) -> bytes:
@@ -42,6 +42,11 @@ def permit_frame(command: GrantPermit) -> bytes:
         "owed": [list(pair) for pair in command.owed],
     }
     return encode(Kind.PERMIT, command.claim_id, meta)
+
+
+def claim_frame(command: AnswerClaim) -> bytes:
+    """VERDICT on a claim."""
+    return encode(Kind.VERDICT, command.claim_id, {"verdict": "go" if command.go else "refuse"})
 
 
 def verdict_frame(command: AnswerCommit) -> bytes:

@@ -21,6 +21,7 @@ from shared import syncpoints
 from shared.wire.frames import ProtocolError
 from supervisor.core.commands import (
     AbandonChild,
+    AnswerClaim,
     AnswerCommit,
     Dispatch,
     GrantPermit,
@@ -241,6 +242,12 @@ class Processes:
         process.begin(command.claim_id)
         process.channel.talk.permitted(command.claim_id)
         process.channel.send(frames_out.permit_frame(command))
+
+    def answer_claim(self, command: AnswerClaim) -> None:
+        """Transactional: whether the handler may begin."""
+        process = self._table.get(command.child)
+        if process is not None and process.channel.talk.claim_id == command.claim_id:
+            process.channel.send(frames_out.claim_frame(command))
 
     def answer_commit(self, command: AnswerCommit) -> None:
         """Transactional: the verdict."""

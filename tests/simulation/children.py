@@ -336,6 +336,7 @@ class FakeChild:
                 row.vt_us,
                 accounts,
                 tx,
+                transaction.touched,
                 transaction.read_us,
             )
         )
@@ -346,7 +347,20 @@ class FakeChild:
         if world.faults.hit("child.dispatch_lost"):
             self.frozen = True
             return
-        world.timeline.after(self._start_delay(), self._start, run)
+        if not transaction.touched:
+            world.timeline.after(self._start_delay(), self._start, run)
+
+    def may_go_on(self, command: c.AnswerClaim) -> None:
+        """The answer to a claim of what somebody had before."""
+        run = self.run
+        if run is None or run.claim_id != command.claim_id or self.frozen:
+            return
+        if run.started or run.transaction is None or not run.transaction.touched:
+            raise Violation("an answer needs a question", f"{self}: {command}")
+        if command.go:
+            self.world.timeline.after(self._start_delay(), self._start, run)
+        else:
+            self.world.timeline.after(0.0005, self._end_without_commit, run, None)
 
     def _lose_session(self, run: Run) -> None:
         """The backend is terminated while the handler runs; the next statement will say so."""

@@ -43,6 +43,7 @@ class Row:
     read_ct: int = 0
     last_read_us: int | None = None
     lock: object | None = None
+    touched: bool = False  # claimed by a transaction that did not commit, and not changed since
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +54,7 @@ class Transaction:
     read_ct: int
     xid: int
     read_us: int
+    touched: bool
     open: bool = True
 
 
@@ -83,6 +85,7 @@ class Queue:
 
     def _written(self, row: Row) -> None:
         """Call before a committed change of `row`."""
+        row.touched = False
         if self.journal is None:
             return
         before = (row.read_ct, row.vt_us, row.last_read_us, row.headers)
@@ -267,7 +270,7 @@ class Queue:
         due = self._visible(self.clock_us())
         if not due:
             return None
-        transaction = Transaction(due[0], due[0].read_ct + 1, xid, self.clock_us())
+        transaction = Transaction(due[0], due[0].read_ct + 1, xid, self.clock_us(), due[0].touched)
         due[0].lock = transaction
         self.transactions.append(transaction)
         self.ledger.message(self.name, due[0].msg_id).claims += 1
@@ -277,6 +280,7 @@ class Queue:
         if transaction.open:
             transaction.open = False
             transaction.row.lock = None
+            transaction.row.touched = True
             self.transactions.remove(transaction)
             self.fates[transaction.xid] = False
 

@@ -70,6 +70,7 @@ class Shell:
             c.KillChild: self._kill_child,
             c.AbandonChild: lambda _command: None,
             c.GrantPermit: self._grant_permit,
+            c.AnswerClaim: self._answer_claim,
             c.AnswerCommit: self._answer_commit,
             c.Emit: self._emit,
             c.Exit: self._exit,
@@ -363,6 +364,9 @@ class Shell:
 
     def _grant_permit(self, command: c.GrantPermit) -> None:
         self.children[command.child].permit(command)
+
+    def _answer_claim(self, command: c.AnswerClaim) -> None:
+        self.children[command.child].may_go_on(command)
 
     def _answer_commit(self, command: c.AnswerCommit) -> None:
         self.children[command.child].answer(command)

@@ -23,6 +23,7 @@ class TxClaim(NamedTuple):
     xid: int
     backend_pid: int
     backend_start_us: int
+    touched: bool
 
     @property
     def identity(self) -> TxIdentity:

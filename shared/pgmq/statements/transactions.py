@@ -46,9 +46,10 @@ def claim_one(queue: str, *, pooled: bool) -> bytes:
     """Compose the claim of one message inside the child's transaction. No row: nothing visible.
 
     Parameters: lease_ms; limit_ms, as text: how long a statement and an idle transaction may last from here on.
-    Columns: msg_id, read_ct, read_us, enqueued_us, visible_us, accounts, place (ctid as text), xid, backend_pid, and
-    backend_start_us, which only a transaction pooler makes worth asking for each time (else NULL); the rest only sets
-    something until the end of the transaction, a note for `claimed_body` among it.
+    Columns: msg_id, read_ct, read_us, enqueued_us, visible_us, accounts, place (ctid as text), xid, backend_pid,
+    backend_start_us, which only a transaction pooler makes worth asking for each time (else NULL), and touched:
+    whether some transaction has claimed or locked the row before and did not commit. The rest only sets something
+    until the end of the transaction, a note for `claimed_body` among it.
 
     The row's lock is the lease. vt moves all the same: it counts when the handler commits by hand, and a row that
     stayed in its place in the index would be found dead by every later claim. An empty claim takes no transaction
@@ -57,7 +58,7 @@ def claim_one(queue: str, *, pooled: bool) -> bytes:
     return compose(
         """
         with due as materialized (
-            select m.tableoid as part, m.ctid as place, m.vt
+            select m.tableoid as part, m.ctid as place, m.vt, m.xmax <> '0'::xid as touched
             from {q} as m
             where m.vt <= now()
             order by m.vt
@@ -71,7 +72,7 @@ def claim_one(queue: str, *, pooled: bool) -> bytes:
         from due as d
         where m.ctid = d.place and m.tableoid = d.part
         returning m.msg_id, m.read_ct, {read_us}, {enqueued_us}, {visible_us}, {accounts}, m.ctid::text,
-                  pg_current_xact_id_if_assigned()::text::bigint, pg_backend_pid(), {start_us},
+                  pg_current_xact_id_if_assigned()::text::bigint, pg_backend_pid(), {start_us}, d.touched,
                   set_config('pgmq_supervisor.claimed', m.msg_id::text, true),
                   set_config('statement_timeout', %(limit_ms)s::text, true),
                   set_config('idle_in_transaction_session_timeout', %(limit_ms)s::text, true)
