@@ -76,6 +76,10 @@ class Faults:
         probability = self._armed.get(site)
         return probability is not None and self._random() < probability
 
+    def favour(self, **sites: float) -> None:
+        """Give sites (with `_` for the dot) a probability of their own."""
+        self._armed |= {site.replace("_", ".", 1): probability for site, probability in sites.items()}
+
     def end(self) -> None:
         """No more faults."""
         self._armed.clear()

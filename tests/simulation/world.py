@@ -273,7 +273,7 @@ class World:
         if rng.random() < 0.3:
             for queue in self.queues.values():
                 queue.journal = []
-        for action in rng.sample(nemesis, rng.randint(0, 6)):
+        for action in rng.sample(nemesis, rng.randint(0, 6)) + self._theme():
             for _ in range(rng.randint(1, 6)):
                 self._later(war_s, action)
         self.timeline.after(_SNAPSHOT_EVERY_S, self._look)
@@ -282,6 +282,19 @@ class World:
         self._make_peace()
         self._everything_ends()
         self._shut_down()
+
+    def _theme(self) -> list[Callable[[], None]]:
+        """Some stories are about what is seldom: large bodies, and children that never begin."""
+        match self.rng.randrange(6):
+            case 0:
+                self._large = 1.0
+                self.faults.favour(fetch_slow=0.9, child_idle_death=0.5, child_idle_protocol=0.5)
+                return [self._purge, self._purge]
+            case 1:
+                self.faults.favour(child_dispatch_lost=0.3, child_late=0.4, child_unkillable=0.4)
+                return [self._stop_shell]
+            case _:
+                return []
 
     def _look(self) -> None:
         """`snapshot()` works at any time."""
