@@ -9,12 +9,13 @@ from typing import Any, NoReturn
 
 from child.imports import hand_over_imports
 from child.loader import POSITIONALS, LoadError, load_handler
-from child.process import resident_kb
+from child.process import die_with_parent, resident_kb
 from shared.text import clean_text
 
 
 def check(reference: str, mode: str, app_dir: str, fd: str, *, root: str, foreign: dict[str, ModuleType]) -> NoReturn:
     """Write {"ok", "kind", "error", "traceback", "rss_kb"} as one line to descriptor `fd`, and end."""
+    die_with_parent()
     number = int(fd)
     os.set_inheritable(number, False)
     answer: dict[str, Any] = {"ok": True, "kind": None, "error": None, "traceback": None}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -42,6 +43,7 @@ def load_handler(reference: str, mode: str) -> Callable[..., Any]:
 
 
 def _import(module_name: str, reference: str) -> Any:
+    origin = os.getpid()
     try:
         return importlib.import_module(module_name)
     except BaseException as error:  # noqa: BLE001 - a module may raise or exit as it likes while it is imported
@@ -50,6 +52,9 @@ def _import(module_name: str, reference: str) -> Any:
             raise LoadError("missing", f"handler {reference!r}: no module {error.name!r} in {_searched()}") from None
         shown = f"{fields['type']}: {fields['message']}" if fields["message"] else fields["type"]
         raise LoadError("import", f"importing {module_name} failed: {shown}", fields["traceback"]) from None
+    finally:
+        if os.getpid() != origin:
+            os._exit(0)  # a copy that the module forked and that came back: it is not the one that was started
 
 
 def _is_part(missing: object, module_name: str) -> bool:

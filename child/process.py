@@ -40,12 +40,17 @@ class Ends(NamedTuple):
 def take_over(socket_fd: int, stack_fd: int, *, parent_pid: int) -> Ends:
     """Make the descriptors private, bind our life to the parent's, write stacks on a crash, shrug at group signals."""
     ends = Ends(_privatise(socket_fd), _privatise(stack_fd))
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    die_with_parent()
     if os.getppid() != parent_pid:
         leave_now(PARENT_GONE)  # it died before prctl, and nobody would tell us
     faulthandler.enable(file=ends.stack_fd, all_threads=True)
     shrug_at_group_signals()
     return ends
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill us when the thread that started us is gone."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _privatise(fd: int) -> int:

@@ -15,14 +15,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from shared.clock import boottime
 from shared.sizes import format_size
 from supervisor.config import Config
+from supervisor.processes import marks, procfs
+from supervisor.processes.spec import OOM_SCORE_ADJ
+from supervisor.processes.sweeper import Sweeper, adopt_orphans
 
 __all__ = ["HandlerReport", "Verdict", "memory_complaints", "try_handlers"]
 
 _CHILD = Path(__file__).resolve().parents[2] / "child" / "__main__.py"
 _RESULT_LIMIT = 1 << 20
 _AT_ONCE = 4
+_SWEEP_LIMIT_S = 1.0
 
 
 class Verdict(StrEnum):
@@ -52,10 +57,44 @@ class _Trial:
     handler: str
     mode: str
     queues: tuple[str, ...]
+    number: int
     process: subprocess.Popen[bytes]
     result_fd: int
     deadline: float
     result: bytes = b""
+
+
+class _Broom:
+    """What an import started in a session of its own is not in the group of its trial: it is found by its mark."""
+
+    def __init__(self) -> None:
+        self._owner = marks.owner_of_this_process("check")
+        self._trials: dict[int, int] = {}
+        self._sweeper = Sweeper(
+            owner=self._owner,
+            clock=boottime,
+            leader_of=self._trials.get,
+            is_own=lambda _pid: False,
+            child_oom_score_adj=(OOM_SCORE_ADJ,),
+        )
+
+    def mark(self, number: int) -> str:
+        """For the environment of a trial."""
+        return marks.make(self._owner, number)
+
+    def watch(self, trial: _Trial) -> None:
+        """It runs, and is marked also for the case that something of it clears its environment."""
+        procfs.raise_oom_score_adj(trial.process.pid, OOM_SCORE_ADJ)
+        self._trials[trial.process.pid] = trial.number
+
+    def sweep(self, trial: _Trial) -> None:
+        """It is reaped: kill what it left until nothing is left, at most a second."""
+        give_up = time.monotonic() + _SWEEP_LIMIT_S
+        while self._sweeper.sweep_child(trial.number, may_be_in_use=lambda _orphan: False):
+            if time.monotonic() > give_up:
+                break
+            time.sleep(0.005)
+        self._trials.pop(trial.process.pid, None)
 
 
 def try_handlers(config: Config, *, timeout_s: float) -> list[HandlerReport]:
@@ -66,16 +105,23 @@ def try_handlers(config: Config, *, timeout_s: float) -> list[HandlerReport]:
     waiting = [(handler, mode, tuple(names)) for (handler, mode), names in users.items()]
     reports: list[HandlerReport] = []
     running: list[_Trial] = []
+    adopt_orphans()
+    broom = _Broom()
     try:
         while waiting or running:
             while waiting and len(running) < _AT_ONCE:
-                running.append(_begin(*waiting.pop(0), app_dir=config.app_dir, timeout_s=timeout_s))
+                number = len(reports) + len(running) + 1
+                trial = _begin(number, *waiting.pop(0), app_dir=config.app_dir, broom=broom, timeout_s=timeout_s)
+                running.append(trial)
             for trial in list(_ended(running)):
                 running.remove(trial)
                 reports.append(_judge(trial, timeout_s))
+                broom.sweep(trial)
     finally:
         for trial in running:
             _end(trial)
+            broom.sweep(trial)
+        adopt_orphans(on=False)
     order = {(handler, mode): number for number, (handler, mode) in enumerate(users)}
     return sorted(reports, key=lambda report: order[report.handler, report.mode])
 
@@ -90,7 +136,9 @@ def memory_complaints(config: Config, reports: Iterable[HandlerReport]) -> Itera
                 yield name, f"memory_limit ({most}) is below what a child has after its imports ({least})"
 
 
-def _begin(handler: str, mode: str, queues: tuple[str, ...], *, app_dir: Path, timeout_s: float) -> _Trial:
+def _begin(
+    number: int, handler: str, mode: str, queues: tuple[str, ...], *, app_dir: Path, broom: _Broom, timeout_s: float
+) -> _Trial:
     """Start a child as the supervisor would, with a pipe for its answer."""
     result_fd, child_end = os.pipe2(os.O_CLOEXEC)
     try:
@@ -101,13 +149,16 @@ def _begin(handler: str, mode: str, queues: tuple[str, ...], *, app_dir: Path, t
             stderr=subprocess.DEVNULL,
             pass_fds=(child_end,),
             process_group=0,
+            env={**os.environ, marks.VARIABLE: broom.mark(number)},
         )
     except OSError:
         os.close(result_fd)
         raise
     finally:
         os.close(child_end)
-    return _Trial(handler, mode, queues, process, result_fd, time.monotonic() + timeout_s)
+    trial = _Trial(handler, mode, queues, number, process, result_fd, time.monotonic() + timeout_s)
+    broom.watch(trial)
+    return trial
 
 
 def _ended(running: list[_Trial]) -> Iterator[_Trial]:

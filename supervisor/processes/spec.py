@@ -10,6 +10,7 @@ from supervisor.core.commands import StartChild
 from supervisor.core.types import Mode
 
 DUMP_SIGNAL: Final = int(signal.SIGUSR2)
+OOM_SCORE_ADJ: Final = 537  # an unusual number: by it a process that has cleared its environment is known to be ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class ChildSpec:
     max_deaths: int | None = None
     title: bool = True
     metrics_dir: str | None = None
-    oom_score_adj: int = 537
+    oom_score_adj: int = OOM_SCORE_ADJ
     sync: str | None = None
 
 
