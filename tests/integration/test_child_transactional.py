@@ -441,7 +441,7 @@ def test_a_backend_terminated_in_the_handler(db: psycopg.Connection[Any], databa
 
 def test_a_backend_terminated_while_the_handler_works(db: psycopg.Connection[Any], database: str) -> None:
     """It notices nothing and returns; no commit is asked for."""
-    send(db, "__import__('select').select([tx.connection.fileno()], [], [], 15)")  # until the server's farewell is there
+    send(db, "__import__('select').select([tx.connection.fileno()], [], [], 15)")  # until the farewell is there
     with TxChild("execute", database) as child:
         seq, claimed = child.claim()
         db.execute("select pg_terminate_backend(%s)", (claimed["backend_pid"],))
