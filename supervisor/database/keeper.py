@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from shared.errors import SupervisorError
+from shared.errors import ConnectionLost, OperationTimeout, SupervisorError
 from shared.pgmq.statements import notifying, queues
 from supervisor.core.types import QueueName
 from supervisor.database.connections import Connection
@@ -77,6 +77,8 @@ class Keeper:
             repaired = await self._pool.run("notify setup", lambda connection: keep_notifications(connection, queue))
         except Exception as error:  # noqa: BLE001 - the boundary of this task: notifications are a nudge, work goes on
             failure: SupervisorError = translate(error, "notify setup")
+            if failure.sqlstate is None and isinstance(failure, ConnectionLost | OperationTimeout):
+                return  # the database is away, which others say: looked at again when the listener is back
             if self._told.get(queue) != failure.message:
                 self._told[queue] = failure.message
                 self._tell(NotifySetupFailed(queue, str(failure)))

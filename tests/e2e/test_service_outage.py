@@ -92,6 +92,7 @@ def test_eight_seconds_without_a_database_under_a_lease_of_thirty_change_nothing
         assert on.events("lease.lost") == on.events("child.ended") == on.events("settlement.lapsed") == []
         assert len(on.events("claiming.failed")) == 1
         assert len(on.events("claiming.recovered")) == 1
+        assert on.events("notify.setup_failed") == on.events("notify.repaired") == []
 
 
 def last_sign_of_life(folder: Path) -> float:

@@ -266,6 +266,37 @@ def test_a_server_without_a_free_connection_ends_the_start_and_is_waited_for_at_
         assert runs(tmp_path) == [(1, 1)]
 
 
+def test_a_queue_that_is_dropped_and_made_again_is_worked_on_again(tmp_path: Path, database: str) -> None:
+    """Said once and not ready while it is gone; then claimed, and notified of, as before."""
+    config = HTTP + """
+    [queues.jobs]
+    handler = "tasks:handle"
+    polling_interval = "2s"
+    on_success = "archive"
+    """
+    with stage(tmp_path, database, config, RECORDING) as on:
+        on.create()
+        on.service.start()
+        watch = Watch(on.service)
+        watch.until_ready()
+        on.rows("SELECT pgmq.drop_queue('jobs')")
+        eventually(lambda: not watch.is_ready, timeout_s=20, what="/readyz to tell")
+        assert "does not exist" in watch.get("/readyz")[1]
+        pass_time(3)
+        assert len(on.events("claiming.failed")) == 1
+        on.create()
+        on.send(0)
+        on.until_empty(timeout_s=20)
+        watch.until_ready()
+        eventually(
+            lambda: on.rows("SELECT FROM pgmq.notify_insert_throttle WHERE queue_name = 'jobs'"),
+            timeout_s=60,
+            what="its notifications",
+        )
+        assert on.service.stop() == 0
+        assert len(on.archived()) == 1
+
+
 def test_a_dropped_dead_letter_queue_holds_up_no_acknowledgement(tmp_path: Path, database: str) -> None:
     """What it should take returns after its lease, until the queue is there again; all others are acknowledged."""
     config = (
