@@ -128,7 +128,8 @@ CASES: Final = (
     Case(Point.BEFORE_CLAIM, _C, _T, "child.tx.before_claim", _V, 0, 1, 1),
     Case(Point.BEFORE_CLAIM, _P, _T, "child.tx.before_claim", _V, 0, 1, 1),
     Case(Point.BEFORE_CLAIM, _B, _T, "child.tx.before_claim", _V, 0, 1, 1),
-    Case(Point.AFTER_CLAIM, _C, _T, "child.tx.after_claim", _V, 0, 1, 1, Settled.REFUNDED),
+    # A claim of a small message is told together with the start of its handler: here the parent knows of none.
+    Case(Point.AFTER_CLAIM, _C, _T, "child.tx.after_claim", _V, 0, 1, 1),
     Case(Point.AFTER_CLAIM, _P, _T, "child.tx.after_claim", _V, 0, 1, 1),
     Case(Point.AFTER_CLAIM, _B, _T, "child.tx.after_claim", _V, 0, 1, 1),
     Case(Point.DURING, _C, _T, _MIDDLE, _V, 0, 2, 2, Settled.CHARGED),

@@ -29,7 +29,6 @@ _REACH_S: Final = 60.0  # a machine that does other things too
 _END_S: Final = 60.0
 _GONE_S: Final = 10.0
 _RECKONINGS: Final = 200  # the killed child's session may hold the row for a while
-_REFUND_DELAY_S: Final = 0.25
 _QUEUE: Final = {Mode.REGULAR: REGULAR, Mode.TRANSACTIONAL: TRANSACTIONAL}
 _SETTLES: Final = {Mode.REGULAR: "parent.settle.after", Mode.TRANSACTIONAL: "parent.reckon.after"}
 _ASKS: Final = {Mode.REGULAR: "parent.claim.before", Mode.TRANSACTIONAL: "child.tx.before_claim"}
@@ -93,7 +92,7 @@ def _carry_out(
         if case.victim is not Victim.CHILD and not child.wait_gone(_GONE_S):
             look.problems.append("the child outlives its parent")
         look.row, look.committed = place.row(sent), _is_committed(place, sent, look)
-        if case.settled in (Settled.CHARGED, Settled.REFUNDED):
+        if case.settled is Settled.CHARGED:
             settling = _trap_settlement(place, case, sent)
     if case.victim is Victim.CHILD:
         meeting.release()
@@ -183,10 +182,6 @@ def _name_settlement(row: Row | None, look: _Look) -> Settled:
         if not 0.0 < row.visible_in_s <= BACKOFF_S:
             look.problems.append(f"visible in {row.visible_in_s:.3f} s, the backoff is {BACKOFF_S:g} s")
         return Settled.CHARGED
-    if accounts.get("deaths") == 0 and accounts.get("refunds") == 1:
-        if row.visible_in_s > _REFUND_DELAY_S:
-            look.problems.append(f"visible in {row.visible_in_s:.3f} s, not at once")
-        return Settled.REFUNDED
     look.problems.append(f"accounts: {accounts}")
     return Settled.NOTHING
 
