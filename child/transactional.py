@@ -135,7 +135,7 @@ class _Worker:
         return claim if claim is not None and self._may_go_on(seq, claim.row) else None
 
     def _may_go_on(self, seq: int, row: ClaimRow) -> bool:
-        """What somebody had before us and gave up may be ours to charge first: the parent knows, or will in a moment."""
+        """What somebody had before and gave up may have to be charged first: the parent knows, or will in a moment."""
         if not row.touched:
             return True
         verdict = self._await_verdict(seq)
