@@ -113,9 +113,8 @@ def _carry_out(
 
 def _is_about(crossing: Crossing, sent: Sent) -> bool:
     """Points say of what they are as far as it is known there."""
-    return (
-        crossing.ids.get("queue", sent.queue) == sent.queue and crossing.ids.get("msg_id", sent.msg_id) == sent.msg_id
-    )
+    ids = crossing.ids
+    return bool(ids.get("queue", sent.queue) == sent.queue and ids.get("msg_id", sent.msg_id) == sent.msg_id)
 
 
 def _child_of(place: Scene, meeting: Meeting, queue: str) -> Process:
