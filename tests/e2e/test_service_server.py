@@ -268,12 +268,15 @@ def test_a_server_without_a_free_connection_ends_the_start_and_is_waited_for_at_
 
 def test_a_queue_that_is_dropped_and_made_again_is_worked_on_again(tmp_path: Path, database: str) -> None:
     """Said once and not ready while it is gone; then claimed, and notified of, as before."""
-    config = HTTP + """
+    config = (
+        HTTP
+        + """
     [queues.jobs]
     handler = "tasks:handle"
     polling_interval = "2s"
     on_success = "archive"
     """
+    )
     with stage(tmp_path, database, config, RECORDING) as on:
         on.create()
         on.service.start()
