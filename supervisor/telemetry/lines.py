@@ -21,6 +21,9 @@ _PLAIN: Final = re.compile(r"[^\s\"'=\\\x00-\x20\x7f-\x9f\u2028\u2029\ud800-\udf
 # What a terminal would obey instead of show: C0 without tab, DEL, C1, separators of lines, directional overrides.
 _UNSHOWABLE: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+# The part of it that JSON lets through. Readers that know Unicode would end the line there.
+_NOT_IN_JSON: Final = re.compile(r"[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
 
 def _escape(match: re.Match[str]) -> str:
     return f"\\u{ord(match[0]):04x}"
@@ -44,7 +47,7 @@ def json_line(*, at: float, level: Level, event: str, text: str, fields: Record)
     for name, value in fields.items():
         record[name] = cut(value, _JSON_CHARS) if isinstance(value, str) else value
     line = json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=str, allow_nan=True)
-    return _encoded(line)
+    return _encoded(_NOT_IN_JSON.sub(_escape, line))
 
 
 def console_line(*, at: float, level: Level, event: str, text: str, fields: Record) -> bytes:

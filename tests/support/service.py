@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.waiting import eventually
@@ -31,9 +32,9 @@ class Service:
         self.log_file = folder / "service.log"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *arguments: str, env: dict[str, str] | None = None) -> Service:
-        """Start it; returns at once."""
-        command = [sys.executable, "-m", "supervisor", "run", "--config", str(self.config)]
+    def start(self, *arguments: str, env: dict[str, str] | None = None, within: Sequence[str] = ()) -> Service:
+        """Start it, by the program `within` where one is named; returns at once."""
+        command = [*within, sys.executable, "-m", "supervisor", "run", "--config", str(self.config)]
         command += ["--app-dir", str(self.app_dir), *arguments]
         environment = {key: value for key, value in os.environ.items() if not key.upper().startswith("SUPERVISOR_")}
         environment |= {"SUPERVISOR_DATABASE__DSN": self.dsn, **(env or {})}

@@ -15,6 +15,7 @@ from supervisor.core.types import ChildId, DeathCause, DeathFacts, ErrorInfo, Qu
 from supervisor.telemetry.catalogue import Level
 from supervisor.telemetry.facts import Noted
 from supervisor.telemetry.library_log import LibraryHandler
+from supervisor.telemetry.lines import json_line
 from supervisor.telemetry.log import LogSink, wants_console
 from supervisor.telemetry.ratelimit import Rate, RateLimiter
 from supervisor.telemetry.writer import LineWriter
@@ -93,6 +94,13 @@ class TestJson:
         sink(lines, clock).happened(h.MessageRetried(ORDERS, 1, 1, "error", 5, error, 0.1))
         assert len(lines.texts[0]) < 100_000
         assert json.loads(lines.texts[0])["error_type"] == "ValueError"
+
+    def test_no_value_ends_the_line(self) -> None:
+        """Separators that only Unicode knows are escaped, and read back as they were."""
+        text = "a\x7f\x85b\u2028c\u2029\u202ed\n"
+        line = json_line(at=0.0, level=Level.INFO, event="x", text="", fields={"line": text}).decode()
+        assert line.splitlines() == [line.rstrip("\n")]
+        assert json.loads(line)["line"] == text
 
 
 class TestConsole:
