@@ -104,13 +104,16 @@ class RegularQueue(QueueMachine):
         accounts = CLEAN
         if row.accounts is not None:
             accounts = parse_accounts(row.accounts, self.name, fence.msg_id, fence.read_ct)
+        stored = accounts
+        if self.settling.waiting and (carried := self.settling.carry_over(fence)) is not None:
+            accounts = replace(accounts, refunds=max(accounts.refunds, carried.refunds))
         delivery = Delivery(
             self.ctx.next_claim(),
             DeliveryState.WAITING,
             now,
             fence,
             accounts,
-            accounts,
+            stored,
             accounts.attempt(fence.read_ct),
             headers=row.headers,
             body=row.body,

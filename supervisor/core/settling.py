@@ -12,9 +12,19 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from shared.pgmq.records import DeadLetter, Release, Retry, SettleFailure, SettleItem, SettleOutcome, SettleResult
+from shared.pgmq.records import (
+    DeadLetter,
+    Fence,
+    Release,
+    Retry,
+    SettleFailure,
+    SettleItem,
+    SettleOutcome,
+    SettleResult,
+)
 from supervisor.core import commands as c
 from supervisor.core import happenings as h
+from supervisor.core.accounts import Accounts
 from supervisor.core.context import Context
 from supervisor.core.delivery import Delivery, Verdict
 from supervisor.core.states import DeliveryState
@@ -71,6 +81,18 @@ class Settling:
         self._ctx.do(c.Settle(self._queue, (SettleItem(delivery.id, delivery.fence, verdict.settlement),)))
         if verdict.kind == "release":
             self._refunds[delivery.id] = delivery
+
+    def carry_over(self, fence: Fence) -> Accounts | None:
+        """We claimed again what a refund of ours waits for, as its row was locked: the refund goes along instead."""
+        for delivery in self._again.values():
+            verdict = delivery.verdict
+            same = delivery.msg_id == fence.msg_id and delivery.fence.read_ct == fence.read_ct - 1
+            if same and verdict is not None and verdict.kind == "release":
+                for held in (self._again, self._open, self._refunds):
+                    held.pop(delivery.id, None)
+                delivery.move(DeliveryState.ENDED)
+                return verdict.accounts
+        return None
 
     def settled(self, results: tuple[SettleResult, ...], now: float) -> None:
         for result in results:

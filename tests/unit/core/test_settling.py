@@ -156,3 +156,16 @@ def test_the_queue_is_read_when_a_retried_message_is_due() -> None:
     assert not stage.all(c.Claim)
     stage.wait(0.2)
     assert stage.all(c.Claim)
+
+
+def test_a_refund_whose_row_was_locked_goes_along_when_the_message_is_claimed_again() -> None:
+    """Whoever is first when the lock goes, the refund or our own next claim: the attempt stays the same."""
+    stage = Stage(queue(visibility_timeout_s=10.0)).start()
+    dispatch = stage.run(row(1))
+    stage.now += 11.0
+    stage.finish(dispatch)
+    assert isinstance(stage.settlements()[0].settlement, Release)
+    stage.settle(SettleOutcome.FAILED)
+    stage.wait(0.01)
+    assert stage.run(row(1, read_ct=2)).attempt == 1
+    assert stage.look().settling == 0
