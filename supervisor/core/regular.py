@@ -76,11 +76,16 @@ class RegularQueue(QueueMachine):
             self.sooner(now + _BUDGET_AGAIN_S)  # another queue holds it, and will not tell us
             return
         self.claims_attempted_at = now
-        if self.settling.owes_refunds:
+        if self.settling.owes_refunds or self._loses_a_lease(now):
             return  # they are the attempt: what an outage cost nobody is given back before we claim it again
         self.claiming = True
         limit = min(room, self.settings.claim_batch_size)
         self.ctx.do(c.Claim(self.name, limit, self.settings.visibility_timeout_s, budget))
+
+    def _loses_a_lease(self, now: float) -> bool:
+        """A lease ran out while we stood still, and its child is about to be gone: then the message is refunded."""
+        held = (child.delivery for child in self.pool.children.values())
+        return any(d is not None and 0.0 < d.lease_deadline <= now and not d.fence_lost for d in held)
 
     def claimed(self, rows: tuple[ClaimedRow, ...], asked_at: float, next_visible_s: float | None, now: float) -> None:
         self.claiming = False
