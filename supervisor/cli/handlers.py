@@ -20,6 +20,7 @@ from shared.sizes import format_size
 from supervisor.config import Config
 from supervisor.processes import marks, procfs
 from supervisor.processes.spec import OOM_SCORE_ADJ
+from supervisor.processes.stamps import Stamps
 from supervisor.processes.sweeper import Sweeper, adopt_orphans
 
 __all__ = ["HandlerReport", "Verdict", "memory_complaints", "try_handlers"]
@@ -70,12 +71,14 @@ class _Broom:
     def __init__(self) -> None:
         self._owner = marks.owner_of_this_process("check")
         self._trials: dict[int, int] = {}
+        self._stamps = Stamps()
         self._sweeper = Sweeper(
             owner=self._owner,
             clock=boottime,
             leader_of=self._trials.get,
             is_own=lambda _pid: False,
             child_oom_score_adj=(OOM_SCORE_ADJ,),
+            stamp_of=self._stamps.read,
         )
 
     def mark(self, number: int) -> str:
@@ -85,6 +88,7 @@ class _Broom:
     def watch(self, trial: _Trial) -> None:
         """It runs, and is marked also for the case that something of it clears its environment."""
         procfs.raise_oom_score_adj(trial.process.pid, OOM_SCORE_ADJ)
+        self._stamps.put(trial.process.pid, trial.number)
         self._trials[trial.process.pid] = trial.number
 
     def sweep(self, trial: _Trial) -> None:

@@ -16,6 +16,7 @@ from supervisor.processes.launcher import Launched, Launcher
 from supervisor.processes.output import OnOutput, Output
 from supervisor.processes.process import ChildProcess
 from supervisor.processes.spec import ChildSpec, hello
+from supervisor.processes.stamps import Stamps
 from supervisor.processes.sweeper import Sweeper
 from supervisor.processes.table import Table
 
@@ -33,6 +34,7 @@ class Births:
         launcher: Launcher,
         table: Table,
         sweeper: Sweeper,
+        stamps: Stamps,
         guard: Guard,
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float],
@@ -47,6 +49,7 @@ class Births:
         self._launcher = launcher
         self._table = table
         self._sweeper = sweeper
+        self._stamps = stamps
         self._guard = guard
         self._loop = loop
         self._clock = clock
@@ -69,6 +72,7 @@ class Births:
             return
         # Now, not when it has booted: the kernel may look for a victim at any moment, and must not find us.
         procfs.raise_oom_score_adj(launched.pid, spec.oom_score_adj)
+        self._stamps.put(launched.pid, command.child)
         process = self._connect(command, spec, launched)
         self._post(ChildSpawned(command.child, process.pid))
         process.channel.send(encode(Kind.HELLO, 0, hello(spec, command, metrics_index=process.metrics_index)))

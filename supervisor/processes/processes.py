@@ -44,6 +44,7 @@ from supervisor.processes.oom import OomWatch
 from supervisor.processes.output import OnOutput
 from supervisor.processes.process import ChildProcess
 from supervisor.processes.spec import ChildSpec
+from supervisor.processes.stamps import Stamps
 from supervisor.processes.sweeper import Sweeper, adopt_orphans
 from supervisor.processes.table import Table
 from supervisor.processes.upkeep import Upkeep
@@ -85,12 +86,14 @@ class Processes:
         self._table = Table()
         self._guard = Guard(owner=self._owner, loop=self._loop)
         self._protected: set[int] = set()
+        stamps = Stamps()
         self._sweeper = Sweeper(
             owner=self._owner,
             clock=clock,
             leader_of=self._table.leader_of,
             is_own=lambda pid: pid == self._guard.pid or pid in self._protected,
             child_oom_score_adj=(spec.oom_score_adj for spec in queues.values()),
+            stamp_of=stamps.read,
         )
         oom = oom if oom is not None else OomWatch(clock=clock)
         self._endings = Endings(
@@ -117,6 +120,7 @@ class Processes:
             launcher=launcher if launcher is not None else PopenLauncher(),
             table=self._table,
             sweeper=self._sweeper,
+            stamps=stamps,
             guard=self._guard,
             loop=self._loop,
             clock=clock,

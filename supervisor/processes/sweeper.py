@@ -7,8 +7,9 @@ descendant of a dead process without a search of /proc. Whose it was:
 1. the mark in its environment, inherited over fork and exec;
 2. else its process group or session, when that is a child of ours;
 3. else what was seen below a child before (a tree is remembered on a timer and before a kill);
-4. else, for a process that cleared its environment: only our children have this oom_score_adj. Such a stray is killed
-   when no message that was running at its start is running any more.
+4. else, for a process that cleared its environment: the stamp that it has inherited;
+5. else, without a stamp: only our children have this oom_score_adj. Such a stray is killed when no message that was
+   running at its start is running any more.
 
 What has none of these is not from a handler (a server that this supervisor started, a stranger adopted as PID 1): it is
 left alone while it lives, and reaped when it is a zombie that nobody else wants.
@@ -57,12 +58,14 @@ class Sweeper:
         leader_of: Callable[[int], int | None],
         is_own: Callable[[int], bool],
         child_oom_score_adj: Iterable[int],
+        stamp_of: Callable[[int], int | None],
     ) -> None:
-        """`leader_of`: pid to child id; `is_own`: a process that somebody in this supervisor waits for itself."""
+        """`leader_of`: pid to child id; `stamp_of`: pid to the child of its stamp; `is_own`: somebody here waits for it."""
         self._owner = owner
         self._clock = clock
         self._leader_of = leader_of
         self._is_own = is_own
+        self._stamp_of = stamp_of
         self._pid = os.getpid()
         self._namespace = procfs.pid_namespace()
         self._adjs = frozenset(child_oom_score_adj) - {procfs.read_oom_score_adj(self._pid)}
@@ -181,6 +184,9 @@ class Sweeper:
             return Origin(child=child)
         if mark is not None:
             return Origin(mark=mark)
+        child = self._stamp_of(pid)
+        if child is not None:
+            return Origin(child=child)
         return _STRAY if procfs.read_oom_score_adj(pid) in self._adjs else _STRANGER
 
     def _is_unwanted(self, orphan: Identity, origin: Origin) -> bool:

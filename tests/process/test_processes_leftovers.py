@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.core.commands import SendExit
-from supervisor.core.events import MemoryMeasured
+from supervisor.core.events import ChildReady, MemoryMeasured
 from supervisor.core.types import SUCCESS
 from supervisor.processes import procfs
 from tests.support.breeding import PRELUDE, WAYS
@@ -62,8 +62,24 @@ async def test_an_orphan_that_outlives_its_message_is_swept_while_the_child_live
         child = await it.ready()
         assert await it.finished(it.dispatch(child)) == SUCCESS
         (pid,) = await it.until(lambda: told_pids(it))
-        await it.until(lambda: not alive(pid) and it.swept == (way != "cleared_environment"), timeout_s=1.0)
+        await it.until(lambda: not alive(pid) and it.swept == 1, timeout_s=1.0)
         assert await it.finished(it.dispatch(child)) == SUCCESS
+
+
+async def test_an_orphan_is_not_taken_for_another_childs(tmp_path: Path) -> None:
+    """Nothing but its stamp says whose it is; a child that boots meanwhile does not become its owner."""
+    booting = tmp_path / "booting"
+    source = f"import os, time\nbooting = {str(booting)!r}\n"
+    source += "if os.path.exists(booting): os.rename(booting, booting + '.seen'); time.sleep(1)\n"
+    async with world(spec_for(tmp_path, source + handler(WAYS["cleared_environment"]))) as it:
+        child = await it.ready()
+        booting.touch()
+        other = it.spawn()
+        await it.until(lambda: not booting.exists())
+        assert await it.finished(it.dispatch(child)) == SUCCESS
+        (pid,) = await it.until(lambda: told_pids(it))
+        await it.event(ChildReady, other)
+        await it.until(lambda: not alive(pid) and it.swept == 1, timeout_s=1.5)
 
 
 @pytest.mark.parametrize("way", ["plain", "setsid", "nohup", "three_levels"])
