@@ -60,7 +60,7 @@ class Sweeper:
         child_oom_score_adj: Iterable[int],
         stamp_of: Callable[[int], int | None],
     ) -> None:
-        """`leader_of`: pid to child id; `stamp_of`: pid to the child of its stamp; `is_own`: somebody here waits for it."""
+        """`leader_of`: pid to child id; `stamp_of`: pid to the child of its stamp; `is_own`: waited for elsewhere."""
         self._owner = owner
         self._clock = clock
         self._leader_of = leader_of
