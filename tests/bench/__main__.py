@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import time
@@ -14,12 +15,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import deaths, harness, latency, throughput, transactional
+from tests.bench import deaths, harness, latency, limits, throughput, transactional
 
 BENCHES: dict[str, Callable[[str, bool], dict[str, Any]]] = {
     "throughput": lambda dsn, quick: throughput.run(dsn, messages=20_000 if quick else 100_000),
     "latency": lambda dsn, quick: latency.run(dsn, rounds=10 if quick else 50),
     "deaths": lambda dsn, quick: deaths.run(dsn, messages=2_000 if quick else 10_000, rounds=10 if quick else 30),
+    "limits": lambda dsn, quick: limits.run(dsn, rounds=1 if quick else 5),
     "transactional": lambda dsn, quick: transactional.run(dsn, messages=4_000 if quick else 20_000),
 }
 
@@ -30,6 +32,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHES)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="fewer messages")
     parser.add_argument("--out", type=Path, default=Path("bench-results.json"), help="where the JSON goes")
+    parser.add_argument("--limits-page", type=Path, help="write the limits as a page, such as docs/limits.md")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.names if name not in BENCHES]
     if unknown:
@@ -39,12 +42,15 @@ def main() -> int:
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "cpus": os.cpu_count(),
     }
     with harness.server() as dsn:
         for name in arguments.names or BENCHES:
             console.print(f"{name} ...")
             results[name] = BENCHES[name](dsn, arguments.quick)
             console.print(_table(name, results[name]))
+    if arguments.limits_page is not None and "limits" in results:
+        arguments.limits_page.write_text(limits.to_markdown(results["limits"], results))
     arguments.out.write_text(json.dumps(results, indent=2) + "\n")
     console.print(f"written to {arguments.out}")
     return 0
