@@ -165,16 +165,20 @@ def test_a_cancel_at_the_moment_of_completion_never_hits_another_message(
     """
     with stage(tmp_path, database, config, tasks) as on, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as starts:
         starts.bind(("127.0.0.1", 0))
-        starts.settimeout(30)
+        starts.settimeout(1)
         on.create()
         ids = on.send(*range(2000))
         on.service.start(env={"PORT": str(starts.getsockname()[1])})
         on.service.wait_for_log("child.ready")
         connection = Connection(tmp_path / "control")
-        cancelled, started = set(), 0
-        while started < len(ids):
-            msg_id = int(starts.recv(64))
-            started += 1
+        cancelled = set()
+        while True:
+            try:
+                msg_id = int(starts.recv(64))
+            except TimeoutError:  # datagrams that found no room are lost: the queue says when it is over
+                if on.left() == 0:
+                    break
+                continue
             if msg_id % 2:
                 cancelled.add(msg_id)
                 with contextlib.suppress(ControlError):
