@@ -343,7 +343,7 @@ class Database:
     def check_state(self) -> None:
         """Raise `Fault` where the client's side alone knows that the transaction cannot be committed any more."""
         connection = self._connection
-        if connection is None or connection.pgconn.status != ConnStatus.OK:
+        if connection is None or self._has_ended(connection):
             raise Fault("ConnectionLost", "the connection of the transaction is gone")
         if connection.pgconn.pipeline_status != PipelineStatus.OFF:
             raise Fault("ConnectionLeftBusy", "the handler left the connection in a pipeline")
@@ -359,6 +359,19 @@ class Database:
                 raise _ended_by_handler()
             case _:
                 raise Fault("ConnectionLost", "the connection of the transaction is gone")
+
+    def _has_ended(self, connection: psycopg.Connection[Row]) -> bool:
+        """Whether the server's farewell or the end of the stream has come in, perhaps unread so far."""
+        pgconn = connection.pgconn
+        if pgconn.transaction_status != TransactionStatus.ACTIVE and connection.lock.acquire(blocking=False):
+            try:
+                pgconn.consume_input()
+                pgconn.is_busy()  # takes apart what was read: a farewell is heard as a notice
+            except psycopg.Error:
+                return True
+            finally:
+                connection.lock.release()
+        return self.last_words is not None or pgconn.status != ConnStatus.OK
 
     def undo(self, claim: ClaimRow) -> None:
         """Back to the savepoint, and find out whether the transaction still is the one of the claim.

@@ -103,6 +103,12 @@ def count(db: psycopg.Connection[Any], table: str) -> int:
     return int(row[0])
 
 
+def await_idle_after(db: psycopg.Connection[Any], backend_pid: int, query: str) -> None:
+    """Wait until a session has done a statement and rests in its transaction."""
+    look = "select state = 'idle in transaction' and query like %s from pg_stat_activity where pid = %s"
+    eventually(lambda: db.execute(look, (query, backend_pid)).fetchone() == (True,))
+
+
 def read_ct(db: psycopg.Connection[Any], msg_id: int) -> tuple[int, bool] | None:
     """read_ct and whether the message is visible."""
     return db.execute("select read_ct, vt <= now() from pgmq.q_orders where msg_id = %s", (msg_id,)).fetchone()
@@ -444,6 +450,7 @@ def test_a_backend_terminated_while_the_handler_works(db: psycopg.Connection[Any
     send(db, "__import__('select').select([tx.connection.fileno()], [], [], 15)")  # until the farewell is there
     with TxChild("execute", database) as child:
         seq, claimed = child.claim()
+        await_idle_after(db, claimed["backend_pid"], "insert into bookings%")
         db.execute("select pg_terminate_backend(%s)", (claimed["backend_pid"],))
         ended = child.expect(Kind.TX_ENDED, seq).meta
         assert (ended["sqlstate"], ended["in_doubt"]) == ("57P01", False)
