@@ -118,7 +118,7 @@ class Database:
     def open(self) -> psycopg.Connection[Row]:
         """The connection, idle and as if new to the handler. Raises `psycopg.Error` when there is none to be had."""
         connection = self._connection
-        if connection is not None and connection.pgconn.transaction_status != TransactionStatus.IDLE:
+        if connection is not None and not self._is_idle(connection):
             self.close()
             connection = None
         if connection is None:
@@ -128,6 +128,11 @@ class Database:
         connection.cursor_factory = psycopg.Cursor
         connection.prepare_threshold = None
         return connection
+
+    def _is_idle(self, connection: psycopg.Connection[Row]) -> bool:
+        """Whether a claim can be said: what the server ended meanwhile is replaced, and no claim fails of it."""
+        idle = connection.pgconn.transaction_status == TransactionStatus.IDLE
+        return idle and not self._has_ended(connection)
 
     def open_twin(self) -> psycopg.AsyncConnection[Row]:
         """The same session for async handlers: a second face of one libpq connection, never used at the same time."""

@@ -328,6 +328,12 @@ class TransactionalQueue(QueueMachine):
     ) -> None:
         self.next_at = now
         self.reckonings.answered(claim_id, outcome, now, committed=committed, error=error)
+        if outcome is not ReckonOutcome.FAILED:
+            self.heard_of_database(None, now)
+        elif self.reckonings.urgent:
+            # Claims wait for this answer, so nothing else would find out, and tell, that the database is away.
+            self.claims_attempted_at = now
+            self.read_failed(error or "no answer to a reckoning", now)
         self.advance(now)
 
     # --- small things -----------------------------------------------------------------------------------------------

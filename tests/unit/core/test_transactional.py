@@ -266,6 +266,25 @@ def test_a_failed_reckoning_is_asked_again() -> None:
     assert stage.look().owed == 1
 
 
+def test_a_reckoning_that_fails_tells_of_the_database() -> None:
+    """Claims wait for it, so nobody else would: said once, not ready, and claims count as tried."""
+    stage, grant = working()
+    stage.tx_end(grant, "57P01")
+    said = 0
+    for _ in range(6):
+        stage.reckon(grant.claim_id, ReckonOutcome.FAILED)
+        said += len(stage.told(h.ClaimingFailed))
+        assert stage.look().database_error
+        assert stage.look().claims_attempted_at == stage.now
+        assert not stage.wait(10.0).all(c.GrantPermit)
+    assert said == 1
+    stage.reckon(grant.claim_id, ReckonOutcome.DONE)
+    second = stage.only(c.GrantPermit)
+    stage.tell(e.PermitEmpty(second.child, second.claim_id, None))
+    assert len(stage.told(h.ClaimingRecovered)) == 1
+    assert stage.look().database_error is None
+
+
 def test_a_row_that_is_gone_was_settled_by_somebody_else() -> None:
     """Nothing is claimed to have been done."""
     stage, grant = working()
