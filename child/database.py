@@ -52,7 +52,7 @@ class ClaimRow(NamedTuple):
     xid: int
     backend_pid: int
     backend_start_us: int
-    touched: bool  # somebody had it before, and did not commit
+    touched: bool  # whoever had it before did not commit
 
 
 class Claim(NamedTuple):
@@ -445,6 +445,13 @@ class Database:
             raise
         if done.command_status != b"COMMIT":
             raise Fault("TransactionAborted", f"PostgreSQL answered COMMIT with {done.command_status!r}")
+
+    def postpone(self, claim: ClaimRow, delay_ms: int) -> None:
+        """Give the claim up, and let nobody have the message for a moment. Raises `psycopg.Error`."""
+        pause = self._fill(
+            transactions.tx_postpone(self._queue), msg_id=claim.msg_id, before=claim.read_ct - 1, delay_ms=delay_ms
+        )
+        self._say(b"rollback", pause)
 
     def roll_back(self) -> None:
         """Undo everything; a connection that cannot do that is closed, which does the same."""

@@ -141,9 +141,19 @@ class _Worker:
         verdict = self._await_verdict(seq)
         if verdict is not None and verdict["verdict"] == "go":
             return True
-        self._database.roll_back()
+        if verdict is not None and verdict["verdict"] == "postpone":
+            self._postpone(row, verdict["delay_ms"])
+        else:
+            self._database.roll_back()
         self._ended(seq, None if verdict is not None else _missing(), claimed=True)
         return False
+
+    def _postpone(self, row: ClaimRow, delay_ms: int) -> None:
+        """Where the pause cannot be written the next claim finds the message as this one did."""
+        try:
+            self._database.postpone(row, delay_ms)
+        except psycopg.Error:
+            self._database.close()
 
     def _send(self, *frames: bytes) -> None:
         """Send frames after those that wait."""

@@ -161,11 +161,15 @@ class GrantPermit:
 
 @dataclass(frozen=True, slots=True)
 class AnswerClaim:
-    """Whether the handler may begin, where the child asks: for a message that somebody had before. No: roll back."""
+    """Whether the handler may begin, where the child asks: for a message that somebody had before. No: roll back.
+
+    With `postpone_ms` nobody shall have the message before that time has passed, unless its charge says otherwise.
+    """
 
     child: ChildId
     claim_id: ClaimId
     go: bool
+    postpone_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

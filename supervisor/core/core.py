@@ -388,6 +388,8 @@ class Core:
             self._kill_now(now, "grace")
         if self._state in (CoreState.DRAINING, CoreState.KILLING):
             clean = all(machine.pool.empty and machine.open_work == 0 for machine in self._queues.values())
+            if not clean and now >= self._end_at:
+                self._kill_now(now, "grace")  # who was spared until now: time may have passed in one leap
             if clean or now >= self._end_at:
                 self._finish(now)
 

@@ -207,7 +207,7 @@ class TransactionClaimed:
     visible_us: int
     accounts: str | None
     tx: TxIdentity
-    touched: bool = False  # somebody had it before and did not commit: the child waits for `AnswerClaim`
+    touched: bool = False  # whoever had it before did not commit: the child waits for `AnswerClaim`
     read_at_us: int = 0  # last_read_at that the claim wrote: with msg_id and read_ct its fence, where it was committed
 
 

@@ -31,7 +31,8 @@ _MAX_OWED: Final = 10_000
 _MAX_TOLD: Final = 100  # of what is owed, with a permit
 _BUSY_WAIT_S: Final = 2.0  # a killed child's session may hold the row so long before its server notices
 _BUSY_AGAIN_S: Final = 0.05
-_OWED_AGAIN_S: Final = 2.0
+_TAKEN_WAIT_S: Final = 1.0  # another supervisor lets go of what it sees to be ours, unless it works on it
+_OWED_AGAIN_S: Final = 0.5  # less than what others wait for a charge before they go on
 
 Settled = Callable[[Delivery, Verdict, float], None]
 
@@ -210,9 +211,11 @@ class Reckonings:
         ours = ours or any(attempt.msg_id == delivery.msg_id for attempt in self._in_hand())
         if delivery.reckoned_busy_since is None:
             delivery.reckoned_busy_since = now
-        if not delivery.lingers and (not ours or now - delivery.reckoned_busy_since >= _BUSY_WAIT_S):
+        waited_s = now - delivery.reckoned_busy_since
+        if not delivery.lingers and (not ours or waited_s >= _BUSY_WAIT_S):
             self._linger(delivery)
-        delivery.settle_at = now + (_OWED_AGAIN_S if delivery.lingers else _BUSY_AGAIN_S)
+        patient = waited_s >= (_BUSY_WAIT_S if ours else _TAKEN_WAIT_S)
+        delivery.settle_at = now + (_OWED_AGAIN_S if patient else _BUSY_AGAIN_S)
         for attempt in self._in_hand():
             # One that is held or refused gives the row back in a moment.
             if attempt.held_until is None and attempt.verdict is None and self._absorb(attempt, delivery):

@@ -28,6 +28,7 @@ from supervisor.core.states import ChildState, DeliveryState
 from supervisor.core.types import CHARGED_CAUSES, ClaimId, DeathCause, DeathFacts, Outcome, OutcomeKind, StopReason
 
 _HOLD_S: Final = 0.2  # the end of a process is heard of later than its session's
+_POSTPONED_MS: Final = 1_000  # the time that another supervisor has to charge what its dead child gave back
 _UNSTARTED_DELAY_MS: Final = 200
 _UNSEEN_DELAY_S: Final = 0.25  # what a child had claimed and not told of is free when its session has ended
 _SPARED_PART: Final = 0.5  # of kill_after, for a commit that is on its way
@@ -105,25 +106,32 @@ class TransactionalQueue(QueueMachine):
         self.advance(now)
 
     def _look_at_held(self, now: float) -> None:
-        """What somebody had before and gave up may have come back from a session of ours that has just ended.
+        """What somebody had before and gave up came back from a session that has ended, of ours or of others.
 
-        Then that attempt is charged before the message runs again; else one that kills its child would kill several
-        before the first death counts. Of an attempt that goes on although its session is over nothing is waited for.
+        That attempt is charged before the message runs again; else one that kills its child would kill several before
+        the first death counts. Where it was not ours, or died before we knew what it had, whoever has to charge it
+        gets a second, once: the pause is committed, and what nobody touched since runs. Of an attempt of ours that goes
+        on although its session is over nothing is waited for.
         """
         for child in self.pool.children.values():
             delivery = child.delivery
             if delivery is None or delivery.held_until is None or child.state is not ChildState.BUSY:
                 continue
             if self.ctx.draining or self.reckonings.has(delivery.msg_id):
-                delivery.held_until = None
-                delivery.verdict = Verdict(None, "release", "not_started")
-                self.ctx.do(c.AnswerClaim(child.id, delivery.id, go=False))
-            elif now >= delivery.held_until or not self._has_rival(delivery):
+                self._refuse(child, delivery, None)
+            elif not self._has_rival(delivery):
+                self._refuse(child, delivery, _POSTPONED_MS)
+            elif now >= delivery.held_until:
                 delivery.held_until = None
                 self.reckonings.take_over(delivery)
                 self.ctx.do(c.AnswerClaim(child.id, delivery.id, go=True))
             else:
                 self.sooner(delivery.held_until)
+
+    def _refuse(self, child: Child, delivery: Delivery, postpone_ms: int | None) -> None:
+        delivery.held_until = None
+        delivery.verdict = Verdict(None, "release", "not_started", postpone_ms or 0)
+        self.ctx.do(c.AnswerClaim(child.id, delivery.id, go=False, postpone_ms=postpone_ms))
 
     def _has_rival(self, delivery: Delivery) -> bool:
         others = (other for other in self.attempts.values() if other is not delivery)
@@ -204,11 +212,12 @@ class TransactionalQueue(QueueMachine):
             self.ctx.tell(h.MessageAbandoned(self.name, delivery.msg_id, delivery.attempt))
         if charge is None and not delivery.in_doubt:
             # Rolled back is given back, and nothing was charged.
-            reason = delivery.verdict.reason if delivery.verdict is not None else ""
+            decided = delivery.verdict
             self._let_go(child, delivery, now, finished=delivery.started_at is not None)
+            reason = decided.reason if decided is not None else ""
             self.ctx.tell(h.MessageReleased(self.name, delivery.msg_id, reason or "shutdown"))
             self.reckonings.hurry(delivery.msg_id)
-            self._come_back(now)
+            self._come_back(now, 0 if decided is None else decided.delay_ms)
             self.next_at = now
             return
         self._reckon(delivery, charge, now)
@@ -357,9 +366,9 @@ class TransactionalQueue(QueueMachine):
         if verdict.reason != "abandoned":  # told when it was refused
             tell_settled(self.ctx, self.name, delivery, verdict, now)
 
-    def _come_back(self, now: float) -> None:
+    def _come_back(self, now: float, delay_ms: int = 0) -> None:
         """What was rolled back is visible as soon as its session is over, and nothing else says so."""
-        self.wakeups.expect(now + _UNSEEN_DELAY_S)
+        self.wakeups.expect(now + (delay_ms / 1000 or _UNSEEN_DELAY_S))
         self.sooner(self.wakeups.next_deadline())
 
     def give_back_waiting(self, now: float, reason: str) -> None:

@@ -46,6 +46,8 @@ def permit_frame(command: GrantPermit) -> bytes:
 
 def claim_frame(command: AnswerClaim) -> bytes:
     """VERDICT on a claim."""
+    if command.postpone_ms is not None:
+        return encode(Kind.VERDICT, command.claim_id, {"verdict": "postpone", "delay_ms": command.postpone_ms})
     return encode(Kind.VERDICT, command.claim_id, {"verdict": "go" if command.go else "refuse"})
 
 

@@ -188,6 +188,25 @@ def test_a_refusal_rolls_everything_back(db: psycopg.Connection[Any], database: 
         assert (count(db, "bookings"), read_ct(db, msg_id)) == (0, (0, True))
 
 
+def test_what_shall_wait_is_given_back_and_waits(db: psycopg.Connection[Any], database: str) -> None:
+    """Claimed after somebody's rollback: its count is as before, nobody finds it for the time that the parent says."""
+    msg_id = send(db, 1)
+    with db.transaction(force_rollback=True):
+        db.execute("select from pgmq.q_orders for update")
+    with TxChild("book", database) as child:
+        seq = child.permit()
+        assert child.expect(Kind.TX_CLAIMED, seq).meta["touched"] is True
+        ended = child.answer(seq, {"verdict": "postpone", "delay_ms": 60_000})
+        assert (ended.kind, ended.meta["error"], ended.meta["claimed"]) == (Kind.TX_ENDED, None, True)
+        assert read_ct(db, msg_id) == (0, False)
+        seq = child.permit()
+        assert 50 < child.expect(Kind.TX_EMPTY, seq).meta["next_visible_s"] <= 60
+        db.execute("update pgmq.q_orders set vt = now()")
+        seq = child.permit()
+        assert child.expect(Kind.TX_CLAIMED, seq).meta["touched"] is False
+        child.expect(Kind.STARTED, seq)
+
+
 def test_attempts_are_counted_with_refunds_and_debts(db: psycopg.Connection[Any], database: str) -> None:
     """The attempt is read_ct + owed - refunds, from the headers that belong to this message only."""
     msg_id = send(db, "result = message.dead_letter(f'{message.attempt} {message.deliveries} {message.headers}')")

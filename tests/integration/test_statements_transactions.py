@@ -244,3 +244,81 @@ def _transaction(connection: psycopg.Connection[Any]) -> tuple[int, int]:
     ).fetchone()
     assert row is not None
     return row[0], row[1]
+
+
+# --- what somebody had before -----------------------------------------------------------------------------------------
+
+
+def _touched(rows: Rows) -> bool:
+    return _rolled_back(rows).touched
+
+
+def _lock(rows: Rows) -> None:
+    rows.connection.execute(f"select from pgmq.q_{QUEUE} for update")
+
+
+def test_a_claim_tells_whether_the_last_one_was_rolled_back(rows: Rows) -> None:
+    """Only that: a charge, a retry, a refund and a lock that was let go by a commit leave no trace of this kind."""
+    rows.send(1)
+    assert not _touched(rows)
+    assert _touched(rows)
+    assert _touched(rows)
+    claim = _rolled_back(rows)
+    assert _reckon(rows, claim)[0] == 1
+    rows.expire(claim.msg_id)
+    assert not _touched(rows)
+    with rows.connection.transaction():
+        claim = claimed_in(rows.connection, QUEUE)
+        assert claim.touched
+        rows.connection.execute("savepoint here")
+        rows.connection.execute("rollback to savepoint here")
+        more = {"delay_ms": 0, "accounts": None, "read_us": claim.read_us, "set_read_ct": None}
+        assert rows.run(transactions.tx_retry(QUEUE), **claim.settled_by, **more)
+    assert not _touched(rows)
+    _lock(rows)
+    assert not _touched(rows)
+    with rows.connection.transaction(force_rollback=True):
+        _lock(rows)
+    assert _touched(rows)
+
+
+@pytest.mark.parametrize("number", ["1", "2", "3", "4294967295", "2147483648", "4000000000"])
+def test_no_number_in_the_place_of_a_holder_breaks_a_claim(rows: Rows, number: str) -> None:
+    """A row may be frozen, restored, or held by many at once: then the number is none of a transaction that we know."""
+    statement = transactions.claim_one(QUEUE, pooled=True)
+    assert statement.count(b"d.holder") == 2
+    rows.send(1)
+    with rows.connection.transaction(force_rollback=True):
+        forged = statement.replace(b"d.holder", f"'{number}'::xid".encode())
+        assert len(rows.run(forged, lease_ms=30_000, limit_ms="0")) == 1
+
+
+def test_a_pause_leaves_the_row_to_whoever_has_to_charge_it(rows: Rows) -> None:
+    """Nobody claims it meanwhile, its charge finds it, and a later claim does not find it touched."""
+    rows.send(1)
+    mine = _rolled_back(rows)
+    other = _rolled_back(rows)
+    pause = {"msg_id": other.msg_id, "before": other.read_ct - 1}
+    rows.run(transactions.tx_postpone(QUEUE), **pause, delay_ms=60_000)
+    assert claim_in(rows.connection, QUEUE) is None
+    rows.expire(mine.msg_id)
+    assert not _touched(rows)
+    rows.run(transactions.tx_postpone(QUEUE), **pause, delay_ms=60_000)
+    assert _reckon(rows, mine)[0] == 1
+
+
+def test_a_pause_changes_nothing_that_is_settled_or_held(rows: Rows, database: str) -> None:
+    """It comes after the rollback, and somebody may have been quicker."""
+    rows.send(1)
+    claim = _rolled_back(rows)
+    pause = {"msg_id": claim.msg_id, "before": claim.read_ct - 1, "delay_ms": 60_000}
+    with psycopg.connect(database) as other:
+        held = claimed_in(other, QUEUE)
+        rows.run(transactions.tx_postpone(QUEUE), **pause)
+        other.rollback()
+    assert held.msg_id == claim.msg_id
+    assert _touched(rows)
+    assert _reckon(rows, claim)[0] == 1
+    charged = rows.ask(f"select vt from pgmq.q_{QUEUE}")
+    rows.run(transactions.tx_postpone(QUEUE), **pause)
+    assert rows.ask(f"select vt from pgmq.q_{QUEUE}") == charged

@@ -51,6 +51,7 @@ class FakeChild:
         self.ready = False
         self.exiting = False
         self.killed = False
+        self.lives_on = False  # although it is killed
         self.frozen = False  # by SIGSTOP
         self.run: Run | None = None
         self.guard_deadline = 0.0
@@ -113,8 +114,14 @@ class FakeChild:
         if run is not None and run.transaction is not None:
             lingers = self.world.faults.hit("tx.lingers")
             after_s = self.world.rng.uniform(0.2, 4.0) if lingers else self.world.rng.uniform(0.0, 0.05)
-            self.world.timeline.after(after_s, self.queue.rollback, run.transaction)
+            self.world.timeline.after(after_s, self._session_ends, run, run.transaction)
         self._tell(e.ChildDied(self.id, how), 0.001 + self.world.rng.random() * 0.01)
+
+    def _session_ends(self, run: Run, transaction: Transaction) -> None:
+        if transaction.open and run.started:
+            message = self.world.ledger.message(self.queue.name, run.msg_id)
+            message.uncharged_since = self.world.timeline.now
+        self.queue.rollback(transaction)
 
     def kill(self) -> None:
         """SIGKILL works in milliseconds, unless the process hangs in the kernel."""
@@ -125,12 +132,17 @@ class FakeChild:
         takes_s = rng.uniform(0.0005, 0.01)
         if hit("child.unkillable") or hit("child.slow_death"):
             takes_s = rng.uniform(0.1, 15.0)
+            self.lives_on = True
             if self.run is not None and self.run.msg_id:
-                self.run.given_up = True
-                message = self.world.ledger.message(self.queue.name, self.run.msg_id)
-                message.ran_free = True
-                message.deaths += 1  # it may be charged before it happens
+                self._runs_free(self.run)
         self.world.timeline.after(takes_s, self.die, KILLED)
+
+    def _runs_free(self, run: Run) -> None:
+        """It does not die when it is killed, and may be charged before it does."""
+        run.given_up = True
+        message = self.world.ledger.message(self.queue.name, run.msg_id)
+        message.ran_free = True
+        message.deaths += 1
 
     def guard(self, deadline: float) -> None:
         """The guard kills a child whose lease passes unrenewed, also when its supervisor is frozen."""
@@ -194,6 +206,8 @@ class FakeChild:
             return
         run.started = True
         world.ledger.started(self, name, run.msg_id)
+        if run.transaction is not None:
+            world.ledger.started_in_transaction(name, run.msg_id, world.timeline.now)
         self._tell(e.MessageStarted(self.id, run.claim_id))
         self._plan_end(run, found)
 
@@ -324,6 +338,8 @@ class FakeChild:
             return
         row = transaction.row
         run.transaction, run.msg_id = transaction, row.msg_id
+        if self.lives_on:
+            self._runs_free(run)
         tx = TxIdentity(transaction.xid, self.id, 1)
         accounts = self.queue.accounts_of(row)
         self._tell(
@@ -360,7 +376,13 @@ class FakeChild:
         if command.go:
             self.world.timeline.after(self._start_delay(), self._start, run)
         else:
-            self.world.timeline.after(0.0005, self._end_without_commit, run, None)
+            self.world.timeline.after(0.0005, self._give_up, run, command.postpone_ms)
+
+    def _give_up(self, run: Run, postpone_ms: int | None) -> None:
+        transaction = run.transaction
+        self._end_without_commit(run, None)
+        if transaction is not None and postpone_ms is not None and not self.world.database_down:
+            self.queue.postpone(transaction, postpone_ms)
 
     def _lose_session(self, run: Run) -> None:
         """The backend is terminated while the handler runs; the next statement will say so."""

@@ -284,6 +284,14 @@ class Queue:
             self.transactions.remove(transaction)
             self.fates[transaction.xid] = False
 
+    def postpone(self, transaction: Transaction, delay_ms: int) -> None:
+        """What was claimed and given up shall wait a moment; unless somebody was quicker."""
+        row, now = transaction.row, self.clock_us()
+        free = self.rows.get(row.msg_id) is row and row.lock is None and row.vt_us <= now
+        if free and row.read_ct == transaction.read_ct - 1:
+            self._written(row)
+            row.vt_us = now + delay_ms * 1000
+
     def commit(self, transaction: Transaction, settlement: Settlement, read_ct: int | None) -> None:
         self._commit_claim(transaction)
         self._apply(transaction.row, settlement, read_ct, transaction.read_us + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from shared.pgmq.records import Ack, SettleItem
 
@@ -38,6 +38,10 @@ class Message:
     ran_free: bool = False  # some process may run it that no lease binds: its claim was lost, or it cannot be killed
     successes: set[tuple[str, int]] = field(default_factory=set)  # (owner, claim): its handler finished well
     running: list[FakeChild] = field(default_factory=list)
+    uncharged_since: float | None = None  # a child died inside its transaction, whose row came back then
+
+
+_CHARGED_WITHIN_S: Final = 1.0  # before anybody, another supervisor too, runs what a dead child gave back
 
 
 class Ledger:
@@ -60,6 +64,13 @@ class Ledger:
             if not message.ran_free:
                 raise Violation("one owner", f"{queue}/{msg_id} starts in {child} and still runs in {other}")
         message.running.append(child)
+
+    def started_in_transaction(self, queue: str, msg_id: int, now: float) -> None:
+        """A death is charged before its message runs again; one that nobody charges in time is no longer waited for."""
+        message = self.message(queue, msg_id)
+        since = message.uncharged_since
+        if since is not None and not message.ran_free and now - since < _CHARGED_WITHIN_S:
+            raise Violation("charged before it runs again", f"{queue}/{msg_id} died at {since}, runs again at {now}")
 
     def ended(self, child: FakeChild, queue: str, msg_id: int, *, died: bool) -> None:
         message = self.message(queue, msg_id)
@@ -92,6 +103,7 @@ class Ledger:
 
     def kept(self, queue: str, msg_id: int, read_ct: int, accounts: str | None) -> None:
         message = self.message(queue, msg_id)
+        message.uncharged_since = None
         where = f"{queue}/{msg_id} read_ct {read_ct}, {accounts}"
         if read_ct > message.claims:
             raise Violation("no attempt is charged twice", f"{where}, {message.claims} claims")

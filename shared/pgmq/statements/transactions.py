@@ -30,6 +30,7 @@ __all__ = [
     "tx_ack_archive",
     "tx_ack_delete",
     "tx_dead_letter",
+    "tx_postpone",
     "tx_retry",
 ]
 
@@ -41,6 +42,17 @@ _CHARGED: Final = sql.SQL(
 )
 
 
+# Whether the transaction that had the row last did not commit: its number says so. It ended before ours got the row, so
+# it is older, or but a little younger; of one too old to be known nothing is wanted. No number makes it raise.
+_TOUCHED: Final = sql.SQL(
+    "case when d.holder <> '0'::xid then ("
+    "select case when w.age < 2147483648"
+    " then coalesce(pg_xact_status(greatest(w.own - w.age, 3)::text::xid8) = 'aborted', false) else true end"
+    " from (select o.own, (o.own - d.holder::text::bigint) & 4294967295 as age"
+    " from (select pg_current_xact_id_if_assigned()::text::bigint as own) as o) as w) else false end"
+)
+
+
 @lru_cache(maxsize=64)
 def claim_one(queue: str, *, pooled: bool) -> bytes:
     """Compose the claim of one message inside the child's transaction. No row: nothing visible.
@@ -48,7 +60,7 @@ def claim_one(queue: str, *, pooled: bool) -> bytes:
     Parameters: lease_ms; limit_ms, as text: how long a statement and an idle transaction may last from here on.
     Columns: msg_id, read_ct, read_us, enqueued_us, visible_us, accounts, place (ctid as text), xid, backend_pid,
     backend_start_us, which only a transaction pooler makes worth asking for each time (else NULL), and touched:
-    whether some transaction has claimed or locked the row before and did not commit. The rest only sets something
+    whether the transaction that claimed or locked the row last did not commit. The rest only sets something
     until the end of the transaction, a note for `claimed_body` among it.
 
     The row's lock is the lease. vt moves all the same: it counts when the handler commits by hand, and a row that
@@ -58,7 +70,7 @@ def claim_one(queue: str, *, pooled: bool) -> bytes:
     return compose(
         """
         with due as materialized (
-            select m.tableoid as part, m.ctid as place, m.vt, m.xmax <> '0'::xid as touched
+            select m.tableoid as part, m.ctid as place, m.vt, m.xmax as holder
             from {q} as m
             where m.vt <= now()
             order by m.vt
@@ -72,7 +84,7 @@ def claim_one(queue: str, *, pooled: bool) -> bytes:
         from due as d
         where m.ctid = d.place and m.tableoid = d.part
         returning m.msg_id, m.read_ct, {read_us}, {enqueued_us}, {visible_us}, {accounts}, m.ctid::text,
-                  pg_current_xact_id_if_assigned()::text::bigint, pg_backend_pid(), {start_us}, d.touched,
+                  pg_current_xact_id_if_assigned()::text::bigint, pg_backend_pid(), {start_us}, {touched},
                   set_config('pgmq_supervisor.claimed', m.msg_id::text, true),
                   set_config('statement_timeout', %(limit_ms)s::text, true),
                   set_config('idle_in_transaction_session_timeout', %(limit_ms)s::text, true)
@@ -83,6 +95,7 @@ def claim_one(queue: str, *, pooled: bool) -> bytes:
         visible_us=micros("d.vt"),
         accounts=accounts_of("m.headers"),
         start_us=piece("({start})", start=SESSION_START) if pooled else sql.NULL,
+        touched=_TOUCHED,
     )
 
 
@@ -154,6 +167,30 @@ def tx_retry(queue: str) -> bytes:
         charged=_CHARGED,
         headers=headers_with_accounts(queue, "%(accounts)s::text"),
         claimed=_CLAIMED,
+    )
+
+
+@lru_cache(maxsize=64)
+def tx_postpone(queue: str) -> bytes:
+    """Compose the pause of a message whose claim was rolled back just now. Parameters: msg_id, before, delay_ms.
+
+    Only vt moves, so that whoever has to charge an earlier attempt still finds its row; and a committed change stands
+    there, so that the next claim does not find it touched. Somebody who has the row by now decides himself: it is
+    skipped. Locks it until the commit.
+    """
+    return compose(
+        """
+        with held as materialized (
+            select m.tableoid as part, m.ctid as place from {q} as m
+            where m.msg_id = %(msg_id)s and m.read_ct = %(before)s and m.vt <= clock_timestamp()
+            for update of m skip locked
+        )
+        update {q} as m
+        set vt = clock_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond'
+        from held as h
+        where m.ctid = h.place and m.tableoid = h.part
+        """,
+        q=live(queue),
     )
 
 

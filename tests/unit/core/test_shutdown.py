@@ -289,3 +289,18 @@ def test_a_commit_that_was_granted_is_awaited() -> None:
     stage.die(grant.child, signal="SIGKILL")
     assert stage.all(c.Reckon)
     assert not stage.all(c.Exit)
+
+
+def test_a_leap_of_time_leaves_nobody_alive() -> None:
+    """The grace period and the last step pass at once: a child that is spared for its commit is killed at the end."""
+    stage = Stage(transactional(), grace_s=1.0, kill_after_s=5.0).start()
+    grant = stage.only(c.GrantPermit)
+    stage.tx_claim(grant, 1)
+    stage.tell(e.ShutdownRequested())
+    stage.ask_commit(grant)
+    stage.wait(1.0)
+    assert stage.all(c.SendTerm)
+    stage.now += 60.0
+    stage.tell(e.StoodStill(60.0))
+    assert [command.child for command in stage.all(c.KillChild)] == [grant.child]
+    assert stage.only(c.Exit).code == 3

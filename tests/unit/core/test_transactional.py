@@ -413,8 +413,8 @@ def test_a_row_that_is_taken_is_asked_again_and_after_a_while_out_of_the_way() -
             stage.reckon(grant.claim_id, ReckonOutcome.BUSY)
     assert 1.9 < waited < 2.3
     assert stage.told(h.ChargeOwed)
-    assert not stage.wait(1.9).all(c.Reckon)
-    assert stage.wait(0.2).all(c.Reckon)
+    assert not stage.wait(0.4).all(c.Reckon)
+    assert stage.wait(0.1).all(c.Reckon)
 
 
 def test_a_child_is_told_of_a_charge_that_it_would_take_over() -> None:
