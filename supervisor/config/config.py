@@ -65,5 +65,6 @@ class Config:
             version=version,
             grace_s=self.shutdown.grace,
             kill_after_s=self.shutdown.kill_after,
+            statement_timeout_s=self.database.statement_timeout,
             timing=timing or Timing(),
         )

@@ -23,6 +23,8 @@ class Limits:
         self._ctx = ctx
         self._settings = settings
         self._timing = ctx.settings.timing
+        self._permit_deadline_s = ctx.settings.permit_deadline_s
+        self._commit_deadline_s = ctx.settings.commit_deadline_s
         self._pool = pool
         vt = settings.visibility_timeout_s
         # The child must be gone, not only signalled, before the lease runs out.
@@ -33,7 +35,7 @@ class Limits:
     def at_dispatch(self, delivery: Delivery) -> float:
         """First deadline of a message that was just dispatched; cheap, as it is on the hot path."""
         if delivery.state is DeliveryState.PERMITTED:
-            return delivery.dispatched_at + self._timing.permit_deadline_s
+            return delivery.dispatched_at + self._permit_deadline_s
         return min(delivery.dispatched_at + self._timing.dispatch_deadline_s, self._lease_limit(delivery))
 
     def at_start(self, delivery: Delivery) -> float:
@@ -78,10 +80,10 @@ class Limits:
             case DeliveryState.DISPATCHED if now >= delivery.dispatched_at + timing.dispatch_deadline_s:
                 return DeathCause.UNRESPONSIVE
             case DeliveryState.PERMITTED | DeliveryState.CLAIMED if (
-                now >= delivery.dispatched_at + timing.permit_deadline_s
+                now >= delivery.dispatched_at + self._permit_deadline_s
             ):
                 return DeathCause.UNRESPONSIVE
-            case DeliveryState.DECIDED if now >= delivery.decided_at + timing.commit_deadline_s:
+            case DeliveryState.DECIDED if now >= delivery.decided_at + self._commit_deadline_s:
                 return DeathCause.UNRESPONSIVE
             case _:
                 pass
@@ -104,9 +106,9 @@ class Limits:
             case DeliveryState.DISPATCHED:
                 deadline = min(deadline, delivery.dispatched_at + timing.dispatch_deadline_s)
             case DeliveryState.PERMITTED | DeliveryState.CLAIMED:
-                deadline = min(deadline, delivery.dispatched_at + timing.permit_deadline_s)
+                deadline = min(deadline, delivery.dispatched_at + self._permit_deadline_s)
             case DeliveryState.DECIDED:
-                deadline = min(deadline, delivery.decided_at + timing.commit_deadline_s)
+                deadline = min(deadline, delivery.decided_at + self._commit_deadline_s)
             case DeliveryState.RUNNING:
                 started = delivery.started_at or 0.0
                 hard, soft = self._settings.hard_timeout_s, self._settings.soft_timeout_s

@@ -48,8 +48,8 @@ class Timing:
 
     ready_deadline_s: float = 60.0  # spawn to READY: imports may be slow, a hang must end
     dispatch_deadline_s: float = 5.0  # dispatch to STARTED
-    commit_deadline_s: float = 30.0  # granted verdict to COMMITTED or TX_ENDED
-    permit_deadline_s: float = 40.0  # permit to an answer; above the claim's own statement_timeout
+    permit_slack_s: float = 10.0  # a session that has to be opened first may take so long
+    commit_slack_s: float = 5.0
     term_step_s: float = 1.0  # stop request to TERM, in the ladder of cancel
     cancel_kill_s: float = 5.0  # stop request to KILL, in the ladder of cancel
     unkillable_s: float = 5.0  # KILL to giving the slot up
@@ -78,4 +78,15 @@ class CoreSettings:
     grace_s: float = 30.0
     kill_after_s: float = 5.0
     max_held_bytes: int = 64 << 20  # bodies waiting in the parent, over all queues
+    statement_timeout_s: float = 30.0  # what the server allows each statement of a child that is not its handler's
     timing: Timing = field(default_factory=Timing)
+
+    @property
+    def permit_deadline_s(self) -> float:
+        """Permit to an answer: the claim, and what is asked after it. The server's limits are met first."""
+        return 2 * self.statement_timeout_s + self.timing.permit_slack_s
+
+    @property
+    def commit_deadline_s(self) -> float:
+        """Verdict to COMMITTED or TX_ENDED: the settlement, and COMMIT."""
+        return 2 * self.statement_timeout_s + self.timing.commit_slack_s

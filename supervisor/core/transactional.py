@@ -43,6 +43,7 @@ class TransactionalQueue(QueueMachine):
         self.reckonings = Reckonings(ctx, self.name, self.judge, settled=self._settled, in_hand=self._working)
         self._ramp = 1
         self._permits = 0  # outstanding, not yet claimed
+        self._commit_deadline_s = ctx.settings.commit_deadline_s
 
     # --- permits ----------------------------------------------------------------------------------------------------
 
@@ -175,7 +176,7 @@ class TransactionalQueue(QueueMachine):
                 read_ct=delivery.fence.read_ct + delivery.extra if delivery.extra else None,
             )
         )
-        self.sooner(now + self.timing.commit_deadline_s)
+        self.sooner(now + self._commit_deadline_s)
 
     def _verdict(self, delivery: Delivery, outcome: Outcome) -> Verdict:
         if self.ctx.acks_off:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from supervisor.config import Overrides, examine, load
 from supervisor.config.models import SECTIONS, QueueSection, RetrySection
-from supervisor.core.settings import QueueSettings, RetryPolicy, Timing
+from supervisor.core.settings import CoreSettings, QueueSettings, RetryPolicy, Timing
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS: dict[str, type[BaseModel]] = {**SECTIONS, "queues.NAME": QueueSection, "queues.NAME.retry": RetrySection}
@@ -50,12 +50,15 @@ def test_defaults_are_those_of_the_core(tmp_path: Path) -> None:
     )
     assert core.queues == (QueueSettings(name="a", handler="t:h", dead_letter_queue="a_dlq"),)
     assert (core.grace_s, core.kill_after_s, core.timing) == (30.0, 5.0, Timing())
+    assert core == CoreSettings(queues=core.queues, host="h", supervisor="s", version="1")
 
 
 def test_everything_reaches_the_core(tmp_path: Path) -> None:
     """Each key of a queue that concerns the core arrives there in its units."""
     (tmp_path / "supervisor.toml").write_text(
         """
+        [database]
+        statement_timeout = "2m"
         [shutdown]
         grace = 0
         kill_after = "250ms"
@@ -83,6 +86,7 @@ def test_everything_reaches_the_core(tmp_path: Path) -> None:
     )
     found = load(Overrides(dsn="embedded"), environ={}, cwd=tmp_path)
     core = found.to_core_settings(host="h", supervisor="s", version="1")
+    assert core.statement_timeout_s == 120.0
     assert (core.grace_s, core.kill_after_s) == (0.0, 0.25)
     [queue] = core.queues
     expected = QueueSettings(

@@ -94,7 +94,7 @@ def test_a_permit_without_an_answer_is_taken_back() -> None:
     """The child is killed, nobody charged."""
     stage = Stage(transactional()).start()
     grant = stage.only(c.GrantPermit)
-    assert stage.wait(40.0).only(c.KillChild).child == grant.child
+    assert stage.wait(70.0).only(c.KillChild).child == grant.child
     stage.die(grant.child, signal="SIGKILL")
     assert not stage.all(c.Reckon)
 
@@ -350,9 +350,33 @@ def test_a_commit_that_hangs_is_ended() -> None:
     """The verdict has a deadline of its own; the row decides, nobody is charged if it was rolled back."""
     stage, grant = working()
     stage.ask_commit(grant)
-    assert stage.wait(30.0).only(c.KillChild).child == grant.child
+    assert not stage.wait(64.9).all(c.KillChild)
+    assert stage.wait(0.1).only(c.KillChild).child == grant.child
     stage.die(grant.child, signal="SIGKILL")
     assert stage.only(c.Reckon).reckoning.settlement == Retry(200, entry(refunds=1))
+
+
+@pytest.mark.parametrize("statement_timeout_s", [1.0, 30.0, 600.0])
+def test_a_child_is_not_killed_while_the_server_may_be_at_its_statements(statement_timeout_s: float) -> None:
+    """Two statements as long as they may last, and a session to open before a claim: killed after that, not before."""
+    for asked, slack_s in ((False, 10.0), (True, 5.0)):
+        stage = Stage(transactional(), statement_timeout_s=statement_timeout_s).start()
+        grant = stage.only(c.GrantPermit)
+        if asked:
+            stage.tx_claim(grant, 1)
+            stage.ask_commit(grant)
+        assert not stage.wait(2 * statement_timeout_s + slack_s - 0.1).all(c.KillChild)
+        assert stage.wait(0.2).only(c.KillChild).child == grant.child
+
+
+def test_a_message_that_is_claimed_and_not_begun_has_the_time_of_its_permit() -> None:
+    """Its body may be large; counted from the permit."""
+    stage = Stage(transactional(), statement_timeout_s=4.0).start()
+    grant = stage.only(c.GrantPermit)
+    stage.wait(10.0)
+    stage.tell(e.TransactionClaimed(grant.child, grant.claim_id, 1, 1, 5, 5, None, TX))
+    assert not stage.wait(7.9).all(c.KillChild)
+    assert stage.wait(0.2).only(c.KillChild).child == grant.child
 
 
 def test_a_commit_in_doubt_after_the_grace_period_is_still_reckoned() -> None:
