@@ -11,36 +11,11 @@ import pytest
 from psycopg import conninfo
 
 from supervisor.embedded import EmbeddedServer, Installed, install_pgmq
+from tests.support.both_modes import CONFIG, TASKS, work
 from tests.support.cli import Done, typed
 from tests.support.clients import FACES, open_client
 from tests.support.databases import fresh_database
 from tests.support.extension import VERSION, extension_server
-from tests.support.running import stage
-
-CONFIG = """
-[queues.jobs]
-handler = "tasks:handle"
-on_success = "archive"
-retry = { base = "50ms", jitter = false }
-[queues.payments]
-handler = "tasks:pay"
-mode = "transactional"
-on_success = "archive"
-retry = { base = "50ms", jitter = false }
-"""
-TASKS = """
-def handle(message):
-    if message.body == "bad":
-        raise message.dead_letter("no good")
-    if message.body == "flaky" and message.attempt == 1:
-        raise ValueError("once")
-
-def pay(message, tx):
-    tx.execute("INSERT INTO ledger (op, attempt) VALUES (%s, %s)", (message.body, message.attempt))
-    tx.send("jobs", "from a transaction")
-    if message.body == 3 and message.attempt == 1:
-        raise ValueError("once")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -80,25 +55,6 @@ def worker(database: str) -> Iterator[str]:
 def findings(done: Done) -> dict[str, Any]:
     """What check found, by its subject."""
     return {finding["subject"]: finding for finding in done.json["findings"]}
-
-
-def work(folder: Path, owner: str, dsn: str) -> None:
-    """Run both modes on some messages by this DSN: done, retried, dead-lettered, each once, business rows too."""
-    with stage(folder, owner, CONFIG, TASKS) as on:
-        on.service.dsn = dsn
-        on.connection.execute("create table ledger (op int primary key, attempt int)")
-        on.connection.execute("grant insert on ledger to public")
-        on.send("good", "bad", "flaky")
-        on.send(1, 2, 3, queue="payments")
-        on.service.start()
-        on.until_empty("payments")
-        on.until_empty("jobs")
-        assert on.service.stop() == 0
-        assert on.rows("select op, attempt from ledger order by op") == [(1, 1), (2, 1), (3, 2)]
-        assert sorted(on.archived("payments")) == [(1, 1), (2, 1), (3, 2)]
-        assert sorted(on.archived()) == [("flaky", 2), *[("from a transaction", 1)] * 3, ("good", 1)]
-        assert [letter["message"] for letter in on.letters()] == ["bad"]
-        assert on.events("notify.setup_failed") == on.events("internal_error") == []
 
 
 def test_init_installs_the_extension_where_the_server_has_it_and_both_modes_work(folder: Path, database: str) -> None:

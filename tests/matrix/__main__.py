@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.matrix.cells import CELLS, OLDEST, Cell, Outcome, Result, parse
-from tests.matrix.running import ALL, SMOKE, run
+from tests.matrix.running import ALL, LIMIT_S, SMOKE, run
 
 _STYLES = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_RUN: "yellow"}
 
@@ -26,7 +26,7 @@ def main() -> int:
     results: list[Result] = []
     for cell in cells:
         console.print(f"== PostgreSQL {cell.postgres}, PGMQ {cell.pgmq}", highlight=False)
-        result = run(cell, tests, image=options.image, arguments=options.pytest)
+        result = run(cell, tests, image=options.image, arguments=options.pytest, limit_s=options.limit)
         console.print(f"   {_sentence(result)}", highlight=False, markup=False, soft_wrap=True)
         for failure in result.failures:
             console.print(f"   FAILED {failure}", highlight=False, markup=False, soft_wrap=True)
@@ -48,7 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--oldest", action="store_true", help=f"only {OLDEST}, the pair that CI runs")
     parser.add_argument("--smoke", action="store_true", help="a short selection of tests")
     parser.add_argument("--select", action="append", metavar="PATH", help="tests instead of tests/integration")
-    parser.add_argument("--image", help="the container image for cells that need one")
+    parser.add_argument("--image", help="another container image than PGMQ's own, for cells that need one")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="seconds that a cell may take")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("pytest", nargs="*", help="after --: arguments for pytest")
     return parser

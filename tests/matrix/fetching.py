@@ -24,6 +24,8 @@ _PIP: Final = (
     "download",
     "--quiet",
     "--disable-pip-version-check",
+    "--retries=2",
+    "--timeout=20",
     "--no-deps",
     "--only-binary",
     ":all:",
@@ -63,7 +65,7 @@ def npm_package(name: str, version: str, inner: str) -> Path:
     def make(folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=CACHE) as downloads:
             _run(
-                [npm, "pack", "--silent", "--pack-destination", downloads, f"{name}@{version}"],
+                [npm, "pack", "--silent", "--fetch-retries=1", "--pack-destination", downloads, f"{name}@{version}"],
                 f"npm has no {name} {version}",
             )
             (found,) = Path(downloads).glob("*.tgz")

@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Final
 
 from tests.matrix.cells import Cell, Outcome, Result
-from tests.matrix.containers import container
+from tests.matrix.containers import container, image_of
 from tests.matrix.fetching import CACHE, NotHere
 from tests.matrix.versions import pgmq_folder, server_of
 from tests.support.binaries import VARIABLE
 
-__all__ = ["ALL", "SMOKE", "run"]
+__all__ = ["ALL", "LIMIT_S", "SMOKE", "run"]
 
-ALL: Final = ("tests/integration",)
+_BOTH_MODES: Final = "tests/e2e/test_service_both_modes.py"
+ALL: Final = ("tests/integration", _BOTH_MODES)
 SMOKE: Final = (
+    _BOTH_MODES,
     "tests/integration/test_sdk_queues.py",
     "tests/integration/test_sdk_capabilities.py",
     "tests/integration/test_sdk_partitioned.py",
@@ -33,17 +35,20 @@ SMOKE: Final = (
     "tests/integration/test_statements_transactions.py",
 )
 _ROOT: Final = Path(__file__).parents[2]
-_LIMIT_S: Final = 3600.0
+LIMIT_S: Final = 3600.0
 
 
-def run(cell: Cell, tests: Sequence[str], *, image: str | None, arguments: Sequence[str] = ()) -> Result:
-    """Run the tests of a cell; never raises for what the cell lacks."""
+def run(
+    cell: Cell, tests: Sequence[str], *, image: str | None, arguments: Sequence[str] = (), limit_s: float = LIMIT_S
+) -> Result:
+    """Run the tests of a cell, at most for `limit_s`; never raises for what the cell lacks."""
     environment = {**os.environ}
     for name in (VARIABLE, "SUPERVISOR_TEST_DSN"):
         environment.pop(name, None)
     try:
         with contextlib.ExitStack() as stack:
             if cell.image:
+                image = image or image_of(cell)
                 environment["SUPERVISOR_TEST_DSN"] = stack.enter_context(container(image))
                 server = f"image {image}"
             else:
@@ -56,13 +61,18 @@ def run(cell: Cell, tests: Sequence[str], *, image: str | None, arguments: Seque
                     environment["PYTHONPATH"] = os.pathsep.join(
                         filter(None, [str(package), environment.get("PYTHONPATH")])
                     )
-            return _tested(cell, server, tests, arguments, environment)
+            return _tested(cell, server, tests, arguments, environment, limit_s)
     except NotHere as error:
         return Result(cell=cell, outcome=Outcome.NOT_RUN, reason=str(error))
 
 
 def _tested(
-    cell: Cell, server: str, tests: Sequence[str], arguments: Sequence[str], environment: dict[str, str]
+    cell: Cell,
+    server: str,
+    tests: Sequence[str],
+    arguments: Sequence[str],
+    environment: dict[str, str],
+    limit_s: float,
 ) -> Result:
     CACHE.mkdir(parents=True, exist_ok=True)
     name = str(cell).replace(":", "-")
@@ -75,14 +85,14 @@ def _tested(
         try:
             code = subprocess.run(
                 command, cwd=_ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, timeout=_LIMIT_S, check=False,
+                stderr=subprocess.STDOUT, timeout=limit_s, check=False,
             ).returncode  # fmt: skip
         except subprocess.TimeoutExpired:
             code = -1
     seconds = time.monotonic() - began
     where = log.relative_to(_ROOT).as_posix()
     if not report.is_file():
-        reason = f"pytest ended with {code} and without a report" if code >= 0 else f"not done within {_LIMIT_S:g} s"
+        reason = f"pytest ended with {code} and without a report" if code >= 0 else f"not done within {limit_s:g} s"
         return Result(cell=cell, outcome=Outcome.FAILED, reason=reason, server=server, seconds=seconds, log=where)
     return _read(report, cell=cell, server=server, seconds=seconds, log=where, code=code)
 

@@ -26,6 +26,7 @@ def test_every_pair_has_a_cell() -> None:
     assert {cell.postgres for cell in CELLS} == {14, 15, 16, 17, 18}
     assert {cell.pgmq for cell in CELLS} == {"1.11.1", "1.12.0", "1.13.0"}
     assert OLDEST in CELLS
+    assert [containers.image_of(cell) for cell in CELLS if cell.image] == ["ghcr.io/pgmq/pg18-pgmq:v1.12.0"]
     assert parse("15:1.11.1") == OLDEST
     with pytest.raises(ValueError, match=r"no cell 13:1\.0"):
         parse("13:1.0")
@@ -57,7 +58,7 @@ def test_containers_need_a_docker_that_answers(
 ) -> None:
     """Without one the cell is not run, and says why."""
     monkeypatch.setattr("shutil.which", lambda _: found)
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], code))
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], code, "", ""))
     with pytest.raises(NotHere, match=reason), containers.container("image"):
         pass
     assert running.run(Cell(18, "1.12.0", image=True), running.ALL, image="image").outcome is Outcome.NOT_RUN
