@@ -10,6 +10,7 @@ from supervisor.control.actions import ActionError, Refusal, Result
 from supervisor.core.core import Core
 from supervisor.core.events import CancelRequested, Event, ShutdownRequested
 from supervisor.core.types import QueueName
+from supervisor.preparing import Redriven
 from supervisor.telemetry.telemetry import Telemetry
 
 
@@ -23,7 +24,7 @@ class Administration(Protocol):
         """Resume; False: the row could not be removed. Posts `PauseChanged`."""
 
 
-Redrive = Callable[[str, Sequence[int] | None, float | None], Awaitable[int]]
+Redrive = Callable[[str, Sequence[int] | None, float | None], Awaitable[Redriven]]
 
 
 class SupervisorActions:
@@ -73,9 +74,21 @@ class SupervisorActions:
         return {"queue": queue, "msg_id": msg_id, "cancelling": True}
 
     async def redrive(self, queue: str, msg_ids: Sequence[int] | None, rate: float | None) -> Result:
-        """Move dead letters back to their source."""
+        """Move dead letters back to their source; what does not fit into one answer is left, and the answer says so."""
         self._known(queue)
-        return {"queue": queue, "redriven": await self._tried(self._redrive(queue, msg_ids, rate))}
+        try:
+            done = await self._redrive(queue, msg_ids, rate)
+        except SupervisorError as error:
+            raise ActionError(Refusal.FAILED, error.message) from error
+        note = f"more left: call again{f' ({done.error})' if done.error else ''}" if done.more else None
+        return {
+            "queue": queue,
+            "redriven": done.moved,
+            "skipped": done.skipped,
+            "failed": done.failed,
+            "more": done.more,
+            "note": note,
+        }
 
     async def drain(self) -> Result:
         """As TERM does."""
@@ -103,9 +116,3 @@ class SupervisorActions:
         if queue not in self._queues:
             names = ", ".join(sorted(self._queues))
             raise ActionError(Refusal.UNKNOWN, f"this supervisor has no queue {queue}; it has {names}")
-
-    async def _tried(self, work: Awaitable[int]) -> int:
-        try:
-            return await work
-        except SupervisorError as error:
-            raise ActionError(Refusal.FAILED, error.message) from error

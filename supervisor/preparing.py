@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Final
 
+from shared.errors import SupervisorError
 from supervisor.config import Config
 from supervisor.database.admin import Admin, WantedQueue
 from supervisor.database.connections import ConnectionOptions, connect_blocking
+
+REDRIVE_S: Final = 20.0
+"""How long a redrive on request goes on. With its last batch it ends before anybody's patience does."""
 
 
 def wanted_queues(config: Config) -> list[WantedQueue]:
@@ -35,26 +41,54 @@ def prepare_queues(config: Config) -> list[tuple[str, str]]:
         return list(Admin(connection).prepare(wanted_queues(config)).notify_failed)
 
 
-class _Stopped(Exception):
-    """Leaves the loop of a redrive between two batches."""
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """What became of a redrive on request. `more`: something is left of what was asked for; ask again."""
+
+    moved: int
+    skipped: int = 0
+    failed: int = 0
+    more: bool = False
+    error: str | None = None  # what ended it in the middle
 
 
 def redrive_letters(
     config: Config, queue: str, msg_ids: Sequence[int] | None, rate: float | None, stop: threading.Event
-) -> int:
-    """Move dead letters back to their source, at most `rate` a second; how many. Ends early when `stop` is set."""
+) -> Redriven:
+    """Move dead letters back to their source, at most `rate` a second, for as long as somebody waits for an answer.
+
+    Ends early when `stop` is set. Raises a `SupervisorError` where nothing was moved.
+    """
+    ends_at = monotonic() + REDRIVE_S
     moved = 0
 
     def advanced(count: int) -> None:
         nonlocal moved
         moved = count
-        if stop.is_set():
-            raise _Stopped
+
+    def enough() -> bool:
+        return stop.is_set() or monotonic() >= ends_at
+
+    def sleep(seconds: float) -> None:
+        stop.wait(min(seconds, max(0.0, ends_at - monotonic())))
 
     letters = config.queues[queue].dead_letter_queue_of(queue)
-    with connect_blocking(config.dsn, _options(config), "redrive") as connection, contextlib.suppress(_Stopped):
-        Admin(connection).redrive(queue, letters, msg_ids, rate=rate, advanced=advanced, sleep=stop.wait)
-    return moved
+    options = _options(config)
+    options = replace(
+        options,
+        connect_timeout_s=min(options.connect_timeout_s, REDRIVE_S / 2),
+        statement_timeout_s=min(options.statement_timeout_s, REDRIVE_S),
+    )
+    try:
+        with connect_blocking(config.dsn, options, "redrive") as connection:
+            result = Admin(connection).redrive(
+                queue, letters, msg_ids, rate=rate, advanced=advanced, sleep=sleep, enough=enough
+            )
+    except SupervisorError as error:
+        if not moved:
+            raise
+        return Redriven(moved, more=True, error=error.message)
+    return Redriven(moved, len(result.skipped), len(result.failed), result.more)
 
 
 def _options(config: Config) -> ConnectionOptions:

@@ -37,7 +37,7 @@ from supervisor.core.settings import CoreSettings
 from supervisor.core.types import Mode
 from supervisor.database.database import Database
 from supervisor.driver import Driver
-from supervisor.preparing import prepare_queues, redrive_letters
+from supervisor.preparing import Redriven, prepare_queues, redrive_letters
 from supervisor.processes.processes import Processes
 from supervisor.processes.spec import ChildSpec
 from supervisor.telemetry.counts import QueueCounts
@@ -324,7 +324,7 @@ class _Service:
                 )
         return found
 
-    async def _redrive(self, queue: str, msg_ids: Sequence[int] | None, rate: float | None) -> int:
+    async def _redrive(self, queue: str, msg_ids: Sequence[int] | None, rate: float | None) -> Redriven:
         return await asyncio.to_thread(redrive_letters, self._config, queue, msg_ids, rate, self._closing)
 
 

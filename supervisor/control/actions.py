@@ -43,7 +43,11 @@ class Actions(Protocol):
         """Cancel a message that this supervisor holds: stop request, then kill; dead letter `cancelled`."""
 
     async def redrive(self, queue: str, msg_ids: Sequence[int] | None, rate: float | None) -> Result:
-        """Move dead letters back to `queue`; None: all. At most `rate` a second. {"queue", "redriven": int, ...}."""
+        """Move dead letters back to `queue`; None: all. At most `rate` a second.
+
+        {"queue", "redriven", "skipped", "failed", "more", "note"}: numbers, and whether something is left of what was
+        asked for, as one answer is not waited for without end.
+        """
 
     async def drain(self) -> Result:
         """Begin an orderly shutdown, as TERM does, and return at once."""

@@ -98,6 +98,7 @@ class RedriveResult:
     moved: list[tuple[int, int]] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)  # gone, locked, in flight, or no dead letter of this source
     failed: list[tuple[int, str]] = field(default_factory=list)
+    more: bool = False  # it was told to end before all that was asked for had its turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,10 @@ class PurgeResult:
 
     deleted: int
     skipped: int  # in flight or locked; for dead letters: those asked for that were not there
+
+
+def _never() -> bool:
+    return False
 
 
 def _nobody(_: int) -> None:
@@ -337,10 +342,12 @@ class Admin:
         rate: float | None = None,
         advanced: Callable[[int], None] = _nobody,
         sleep: Callable[[float], object] = time.sleep,
+        enough: Callable[[], bool] = _never,
     ) -> RedriveResult:
         """Send dead letters back to their source, clean. `msg_ids` None: all that are there now.
 
-        Each goes as a whole or stays. `rate`: at most so many a second. `advanced` hears the number so far.
+        Each goes as a whole or stays. `rate`: at most so many a second. `advanced` hears the number so far. `enough` is
+        asked before each batch but the first, and ends it.
         """
         self.require_queue(queue)
         self.require_queue(dead_letter_queue)
@@ -354,6 +361,9 @@ class Admin:
             for batch in self._chosen(queue, dead_letter_queue, msg_ids, reason, size):
                 if rate is not None and (early_s := begun_at + tried / rate - time.monotonic()) > 0:
                     sleep(early_s)
+                if tried and enough():
+                    result.more = True
+                    break
                 self._redrive_batch(queue, dead_letter_queue, batch, result)
                 tried += len(batch)
                 advanced(len(result.moved))
