@@ -20,7 +20,7 @@ FATES: dict[str, list[tuple[object, str | None]]] = {
     "pay": [({"id": 1, "amount": 3}, None), ({"id": 2, "amount": 0}, "failed")],
     "count_words": [("to be or not to be", None)],
     "refund": [({"id": 77}, "rejected")],
-    "book": [({"id": 5}, None)],
+    "book": [({"id": 5}, None), ({"id": None}, "attempts_exhausted")],
 }
 TRANSACTIONAL = {"pay", "count_words", "refund", "book"}
 
@@ -30,6 +30,8 @@ def _configuration() -> str:
     for name in FATES:
         mode = "transactional" if name in TRANSACTIONAL else "regular"
         sections.append(f'[queues.{name}]\nhandler = "tasks:{name}"\nmode = "{mode}"\non_success = "archive"\n')
+        if name == "book":
+            sections.append("max_attempts = 1\n")  # what it cannot book it cannot book
     return "\n".join(sections)
 
 
@@ -53,6 +55,7 @@ def test_every_example_does_what_the_page_says(tmp_path: Path, database: str) ->
             assert len(on.archived(name)) == sum(reason is None for _, reason in messages), name
         assert on.service.stop() == 0
         assert on.rows("select id from payments order by id") == [(1,), (5,)]
+        assert "NotNullViolation" in on.letters("book")[0]["error"]["message"]
         assert on.rows("select count(*) from words") == [(6,)]
         assert on.rows("select message from pgmq.q_receipts") == [({"payment": 1},)]
         assert {line["message"] for line in on.events("child.log")} >= {"document 1 was known"}
