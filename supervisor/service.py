@@ -104,6 +104,8 @@ class _Service:
                 metrics_base=_runtime_folder(),
                 user_sink=config.events.sink,
                 app_dir=str(config.app_dir),
+                acquire_s=config.database.acquire_timeout,
+                connect_s=config.database.connect_timeout,
             ),
         )
         stack.push_async_callback(telemetry.close)

@@ -15,10 +15,16 @@ from supervisor.core.states import ChildState
 
 _HEARTBEAT_S: Final = 10.0  # the driver turns at least each second
 _RENEWAL_S: Final = 5.0
-_SETTLE_S: Final = 60.0
-# On top of two polling intervals, what one attempt may take while the database is away: waiting for a session, for its
-# answer, and the backoff. To restart us for that would stop handlers that an outage does not touch.
-_CLAIM_EXTRA_S: Final = 80.0
+_ATTEMPT_SLACK_S: Final = 15.0  # the backoff between two attempts, and what an answer may be later than its limit
+
+
+def longest_attempt_s(*, acquire_s: float, connect_s: float, statement_s: float, permit_s: float) -> float:
+    """Seconds from one attempt at a claim or a settlement to the next while the database takes and does not answer.
+
+    Waiting for a session, opening it, waiting for its answer; or the permit of a transactional child. Not to be alive
+    before that has passed would stop handlers that an outage does not touch.
+    """
+    return max(acquire_s + connect_s + statement_s, permit_s) + _ATTEMPT_SLACK_S
 
 
 @dataclass(slots=True)
@@ -32,9 +38,15 @@ class _Since:
 class Health:
     """Looks at snapshots; decides nothing else."""
 
-    def __init__(self, *, polling_s: Mapping[str, float], settle_attempts: Callable[[str], int]) -> None:
-        """`polling_s`: by queue; `settle_attempts`: how many settlements a queue has tried so far."""
+    def __init__(
+        self, *, polling_s: Mapping[str, float], settle_attempts: Callable[[str], int], attempt_s: float
+    ) -> None:
+        """`polling_s`: by queue; `settle_attempts`: how many settlements a queue has tried so far.
+
+        `attempt_s`: what one attempt may take, see `longest_attempt_s`.
+        """
         self._polling_s = polling_s
+        self._attempt_s = attempt_s
         self._settle_attempts = settle_attempts
         self._claim: dict[str, _Since] = {}
         self._renewal: dict[str, _Since] = {}
@@ -47,15 +59,15 @@ class Health:
             reasons.append(f"the driver has not turned for {now - heartbeat_at:.0f} s")
         for queue in snapshot.queues:
             name = queue.queue
-            claim_s = 2 * self._polling_s.get(name, 5.0) + _CLAIM_EXTRA_S
+            claim_s = 2 * self._polling_s.get(name, 5.0) + self._attempt_s
             should_claim = snapshot.state == "running" and _could_claim(queue)
             if self._held(self._claim, name, should_claim, queue.claims_attempted_at, now) > claim_s:
                 reasons.append(f"{name}: nothing was claimed for more than {claim_s:.0f} s though children are idle")
             if self._held(self._renewal, name, queue.overdue_renewals > 0, None, now) > _RENEWAL_S:
                 reasons.append(f"{name}: {queue.overdue_renewals} leases are overdue for renewal")
             attempts = self._settle_attempts(name)
-            if self._held(self._settle, name, queue.settling > 0, attempts, now) > _SETTLE_S:
-                reasons.append(f"{name}: no settlement was attempted for more than {_SETTLE_S:.0f} s")
+            if self._held(self._settle, name, queue.settling > 0, attempts, now) > self._attempt_s:
+                reasons.append(f"{name}: no settlement was attempted for more than {self._attempt_s:.0f} s")
         return reasons
 
     @staticmethod

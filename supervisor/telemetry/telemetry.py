@@ -18,7 +18,7 @@ from supervisor.telemetry.child_metrics import ChildMetrics
 from supervisor.telemetry.counts import QueueCounts
 from supervisor.telemetry.exposition import SupervisorCollector
 from supervisor.telemetry.facts import AnyHappening, MetricsFileSkipped, Noted, SinkFailed
-from supervisor.telemetry.health import Health, unready
+from supervisor.telemetry.health import Health, longest_attempt_s, unready
 from supervisor.telemetry.hub import Hub
 from supervisor.telemetry.library_log import LibraryHandler
 from supervisor.telemetry.log import LogSink, wants_console
@@ -35,7 +35,10 @@ _SNAPSHOT_SHARE: Final = 20  # snapshots take at most one twentieth of the time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryOptions:
-    """What is configurable. `metrics_base`: a private folder for the files of children's metrics; None: none."""
+    """What is configurable. `metrics_base`: a private folder for the files of children's metrics; None: none.
+
+    `acquire_s` and `connect_s`: what the database side waits for a session, and for the server to open one.
+    """
 
     log_format: str = "auto"
     log_level: str = "info"
@@ -43,6 +46,8 @@ class TelemetryOptions:
     metrics_base: Path | None = None
     user_sink: str | None = None
     app_dir: str = "."
+    acquire_s: float = 30.0
+    connect_s: float = 10.0
 
 
 class Telemetry:
@@ -80,6 +85,12 @@ class Telemetry:
         self._health = Health(
             polling_s={queue.name: queue.polling_interval_s for queue in settings.queues},
             settle_attempts=lambda queue: metrics.of(queue).settle_attempts,
+            attempt_s=longest_attempt_s(
+                acquire_s=options.acquire_s,
+                connect_s=options.connect_s,
+                statement_s=settings.statement_timeout_s,
+                permit_s=settings.permit_deadline_s,
+            ),
         )
         self._library = LibraryHandler(self.log)
         self._library.install()
