@@ -17,12 +17,12 @@ from psycopg.rows import tuple_row
 
 from child.session import Row, fill, say
 from child.transaction import Outbox
+from shared.pgmq.libpq import KEEPALIVE
 from shared.pgmq.statements import queues, sessions, transactions
 from shared.pgmq.statements.claiming import next_visible
 
 _TRIES: Final = 3
 _CONNECT_TIMEOUT_S: Final = "10"
-_KEEPALIVE: Final = {"keepalives": "1", "keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
 _CHECK_CLIENT_SINCE: Final = 140000
 _NO_SUCH_SETTING: Final = frozenset({"22023", "42704", "42501", "0A000"})
 _NO_SUCH_STATEMENT: Final = "26000"
@@ -153,7 +153,7 @@ class Database:
 
     def _connect(self) -> psycopg.Connection[Row]:
         given = psycopg.conninfo.conninfo_to_dict(self._dsn)
-        options = {"connect_timeout": _CONNECT_TIMEOUT_S, "application_name": self._application_name, **_KEEPALIVE}
+        options = {"connect_timeout": _CONNECT_TIMEOUT_S, "application_name": self._application_name, **KEEPALIVE}
         connection = self._connection = psycopg.connect(
             self._dsn,
             autocommit=False,

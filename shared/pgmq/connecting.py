@@ -11,19 +11,12 @@ import psycopg
 from psycopg import conninfo
 
 from shared.durations import parse_duration, parse_optional_duration
-from shared.errors import SupervisorError, ValidationError
+from shared.errors import ValidationError
 from shared.pgmq.arguments import Duration
+from shared.pgmq.libpq import KEEPALIVE, with_settings
 
-__all__ = ["Settings", "refuses_options", "settings"]
+__all__ = ["Settings", "settings"]
 
-# A peer that is gone is found in about ten seconds, instead of the two hours of a kernel's defaults.
-_KEEPALIVE: Final[Mapping[str, str]] = {
-    "keepalives": "1",
-    "keepalives_idle": "5",
-    "keepalives_interval": "2",
-    "keepalives_count": "3",
-    "tcp_user_timeout": "10000",
-}
 _MAX_POOL: Final = 1000
 # The server should be the first to give up, so that the connection lives on.
 _SLACK_S: Final = 5.0
@@ -52,16 +45,15 @@ class Settings:
         """
         ours: dict[str, str] = {}
         if "service" not in self.given and "PGSERVICE" not in os.environ:
-            ours = dict(_KEEPALIVE)
+            ours = dict(KEEPALIVE)
             if "PGAPPNAME" not in os.environ:
                 ours["application_name"] = self.application_name
             if "PGCONNECT_TIMEOUT" not in os.environ:
                 ours["connect_timeout"] = str(max(2, round(self.connect_timeout_s)))
         parameters = {**ours, **self.given, "client_encoding": "utf8"}
         if not plain and self.statement_timeout_s is not None:
-            theirs = self.given.get("options") or os.environ.get("PGOPTIONS", "")
-            limit = f"-c statement_timeout={max(1, round(self.statement_timeout_s * 1000))}"
-            parameters["options"] = f"{limit} {theirs}".strip()
+            limit_ms = max(1, round(self.statement_timeout_s * 1000))
+            parameters["options"] = with_settings({"statement_timeout": limit_ms}, self.given.get("options"))
         return conninfo.make_conninfo("", **parameters)
 
 
@@ -106,8 +98,3 @@ def _parse(dsn: str, libpq: Mapping[str, Any]) -> dict[str, str]:
 
 def _known_parameters() -> set[str]:
     return {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
-
-
-def refuses_options(error: SupervisorError) -> bool:
-    """Tell whether a pooler refused to connect because of `options`, which most of them do."""
-    return "startup parameter" in error.message

@@ -12,8 +12,9 @@ from typing import Final, Generic
 import psycopg
 
 from shared.errors import ConnectionLost, OperationTimeout, SupervisorError, ValidationError
-from shared.pgmq.connecting import Settings, refuses_options
+from shared.pgmq.connecting import Settings
 from shared.pgmq.connections import PING_TIMEOUT_S, C, Idle, attempt, close, is_reusable
+from shared.pgmq.libpq import refuses_options
 from shared.pgmq.port import Port
 from shared.pgmq.sqlstate import Moment, translate
 from shared.pgmq.statements import server
@@ -107,7 +108,7 @@ class Pool(Generic[C]):
         try:
             return await self._dial(plain=plain)
         except ConnectionLost as error:
-            if plain or not refuses_options(error):
+            if plain or not refuses_options(error.message):
                 raise
         connection = await self._dial(plain=True)
         self._plain = True

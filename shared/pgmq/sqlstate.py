@@ -20,7 +20,19 @@ from shared.errors import (
     ValidationError,
 )
 
-__all__ = ["Moment", "NoAnswer", "OutcomeUnknown", "WriteLate", "WriteLost", "translate"]
+__all__ = [
+    "LIMIT_OF_STATEMENT",
+    "LOST",
+    "STANDBY",
+    "Moment",
+    "NoAnswer",
+    "OutcomeUnknown",
+    "WriteLate",
+    "WriteLost",
+    "ends_use",
+    "first_line",
+    "translate",
+]
 
 
 class Moment(StrEnum):
@@ -66,19 +78,19 @@ _IN_DOUBT: Final = frozenset({Moment.WRITE, Moment.COMMIT})
 _IN_DOUBT_REMEDY: Final = "look for what was written, by a stable id of your own, before you write again"
 
 # The session is over. 57P0x: shutdown, crash, starting up, dropped database, idle too long.
-_LOST: Final = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05"})
+LOST: Final = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05"})
 # The session is over because a limit in time ended it: idle in transaction, length of the transaction.
 _LIMIT_OF_SESSION: Final = frozenset({"25P03", "25P04"})
 # The statement is over because a limit in time ended it: statement_timeout or a cancellation, lock_timeout or NOWAIT.
-_LIMIT_OF_STATEMENT: Final = frozenset({"57014", "55P03"})
+LIMIT_OF_STATEMENT: Final = frozenset({"57014", "55P03"})
 # Nothing was done, and the same may work a moment later: deadlock, serialization, object in use, a standby that is
 # being promoted; and class 53, resources that ran out.
 _TRANSIENT: Final = frozenset({"40001", "40P01", "55006", "25006"})
 _TRANSIENT_CLASSES: Final = frozenset({"53"})
 
-_STANDBY: Final = "25006"
+STANDBY: Final = "25006"
 _REMEDIES: Final = {
-    _STANDBY: "the server is a standby, or the transaction is read-only",
+    STANDBY: "the server is a standby, or the transaction is read-only",
     "42501": "grant what is missing, or use another role",
     "53300": "use fewer connections, or raise max_connections",
 }
@@ -95,7 +107,7 @@ def translate(error: BaseException, operation: str, moment: Moment, *, of_pgmq: 
     if isinstance(error, SupervisorError):
         return error
     state = getattr(error, "sqlstate", None)
-    text = _first_line(error)
+    text = first_line(error)
     if isinstance(error, NoAnswer | TimeoutError):
         return _late(error, "no answer in time", operation, moment, state)
     if _is_lost(error, state):
@@ -109,7 +121,7 @@ def translate(error: BaseException, operation: str, moment: Moment, *, of_pgmq: 
 def _is_lost(error: BaseException, state: str | None) -> bool:
     """Tell whether the session ended."""
     if state is not None:
-        return state in _LOST or state in _LIMIT_OF_SESSION or state.startswith("08")
+        return state in LOST or state in _LIMIT_OF_SESSION or state.startswith("08")
     if isinstance(error, OSError):
         return True
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
@@ -143,7 +155,7 @@ def _lost(error: BaseException, text: str, operation: str, moment: Moment, state
 def _answered(error: BaseException, text: str, operation: str, state: str, *, of_pgmq: bool) -> SupervisorError:
     """Map an error that the server gave as its answer: the statement was not done, for certain."""
     detail = _detail(error)
-    if state in _LIMIT_OF_STATEMENT:
+    if state in LIMIT_OF_STATEMENT:
         return OperationTimeout(
             f"{text}; the statement was not done", operation=operation, sqlstate=state, detail=detail, retryable=True
         )
@@ -169,10 +181,11 @@ def _answered(error: BaseException, text: str, operation: str, state: str, *, of
 
 def ends_use(error: SupervisorError) -> bool:
     """Tell whether the connection should be replaced although it lives: its server can no longer write."""
-    return error.sqlstate == _STANDBY
+    return error.sqlstate == STANDBY
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, without the lines that repeat the statement."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:500] if lines else type(error).__name__
 

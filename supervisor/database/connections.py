@@ -14,6 +14,7 @@ import psycopg
 from psycopg import conninfo
 
 from shared.errors import ConfigurationError, ConnectionLost
+from shared.pgmq.libpq import KEEPALIVE, refuses_options, with_settings
 from supervisor.database.failures import connect_remedy, translate
 
 __all__ = ["Connection", "ConnectionOptions", "Connections", "Detached", "Late", "connect_blocking"]
@@ -21,14 +22,6 @@ __all__ = ["Connection", "ConnectionOptions", "Connections", "Detached", "Late",
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 Result = TypeVar("Result")
 
-# A peer that is gone is found in about ten seconds, instead of the two hours of a kernel's defaults.
-_KEEPALIVE: Final[dict[str, str]] = {
-    "keepalives": "1",
-    "keepalives_idle": "5",
-    "keepalives_interval": "2",
-    "keepalives_count": "3",
-    "tcp_user_timeout": "10000",
-}
 _CANCEL_WAIT_S: Final = 2.0
 _CLOSE_WAIT_S: Final = 0.5
 
@@ -63,7 +56,7 @@ class Connections:
         try:
             return await self._connect(role)
         except ConnectionLost as error:
-            if self._without_options or "startup parameter" not in error.message:
+            if self._without_options or not refuses_options(error.message):
                 raise
         self._without_options = True
         return await self._connect(role)
@@ -90,7 +83,7 @@ def connect_blocking(dsn: str, options: ConnectionOptions, role: str) -> psycopg
             return psycopg.connect("", autocommit=True, prepare_threshold=None, **parameters)
         except (psycopg.Error, OSError) as error:
             last = error
-            if "startup parameter" not in str(error):
+            if not refuses_options(str(error)):
                 break
     assert last is not None
     raise _lost(last) from last
@@ -121,20 +114,21 @@ def _parameters(given: dict[str, Any], options: ConnectionOptions, role: str, *,
     parameters: dict[str, Any] = {
         "application_name": f"{options.application_name} {role}",
         "connect_timeout": str(max(2, round(options.connect_timeout_s))),
-        **_KEEPALIVE,
+        **KEEPALIVE,
         **given,
         "client_encoding": "utf8",
     }
     if not plain:
         timeout_ms = round(options.statement_timeout_s * 1000)
-        ours = (
-            f"-c statement_timeout={timeout_ms} -c idle_in_transaction_session_timeout={timeout_ms}"
+        settings: dict[str, str | int] = {
+            "statement_timeout": timeout_ms,
+            "idle_in_transaction_session_timeout": timeout_ms,
             # Compiling a claim costs more than running it, and bad estimates of a busy table ask for it.
-            " -c jit=off"
-        )
+            "jit": "off",
+        }
         if options.lock_timeout_s is not None:
-            ours += f" -c lock_timeout={round(options.lock_timeout_s * 1000)}"
-        parameters["options"] = f"{ours} {given.get('options') or os.environ.get('PGOPTIONS', '')}".strip()
+            settings["lock_timeout"] = round(options.lock_timeout_s * 1000)
+        parameters["options"] = with_settings(settings, given.get("options"))
     return parameters
 
 

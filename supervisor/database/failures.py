@@ -8,6 +8,7 @@ import psycopg
 
 from shared.errors import ConnectionLost, DatabaseError, OperationTimeout, SupervisorError
 from shared.pgmq.records import SettleFailure
+from shared.pgmq.sqlstate import LIMIT_OF_STATEMENT, LOST, STANDBY, first_line
 
 __all__ = [
     "connect_remedy",
@@ -20,9 +21,7 @@ __all__ = [
 ]
 
 # The session is of no use any more, or its server cannot write (a failover left us on the old primary).
-_LOST_STATES: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25006", "57P04"})
-_LOST_CLASSES: Final = frozenset({"08"})
-_NOT_IN_TIME: Final = frozenset({"57014", "55P03"})  # cancelled by a limit; a lock was not to be had
+_LOST_STATES: Final = LOST | {STANDBY}
 _NO_SLOT: Final = (
     "the server has no connection left: raise max_connections, or let others have fewer; "
     "`pgmq-supervisor check` counts what we need"
@@ -50,15 +49,15 @@ def translate(error: BaseException, operation: str) -> SupervisorError:
     if isinstance(error, SupervisorError):
         return error
     state = getattr(error, "sqlstate", None)
-    text = _first_line(error)
+    text = first_line(error)
     if isinstance(error, TimeoutError):
         return OperationTimeout("no answer in time", operation=operation)
     if isinstance(error, OSError):
         return ConnectionLost(text, operation=operation)
     if isinstance(error, psycopg.Error):
-        if state in _NOT_IN_TIME:
+        if state in LIMIT_OF_STATEMENT:
             return OperationTimeout(text, operation=operation, sqlstate=state)
-        if state in _LOST_STATES or (state or "")[:2] in _LOST_CLASSES:
+        if state in _LOST_STATES or (state or "").startswith("08"):
             return ConnectionLost(text, operation=operation, sqlstate=state)
         if state is None and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
             return ConnectionLost(text, operation=operation)
@@ -105,8 +104,3 @@ def connect_remedy(text: str) -> str | None:
         if known in text:
             return remedy
     return None
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:500] if lines else type(error).__name__

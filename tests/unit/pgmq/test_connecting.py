@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from shared.errors import ConnectionLost, ValidationError
-from shared.pgmq.connecting import Settings, refuses_options, settings
+from shared.errors import ValidationError
+from shared.pgmq.connecting import Settings, settings
+from shared.pgmq.libpq import refuses_options
 
 LIMITS: dict[str, Any] = {
     "pool_size": 4,
@@ -116,5 +117,5 @@ def test_unknown_parameters_are_named() -> None:
 
 def test_a_poolers_refusal_is_recognised() -> None:
     """In the words of PgBouncer."""
-    assert refuses_options(ConnectionLost("FATAL: unsupported startup parameter: options"))
-    assert not refuses_options(ConnectionLost("connection refused"))
+    assert refuses_options("FATAL: unsupported startup parameter: options")
+    assert not refuses_options("connection refused")
