@@ -13,6 +13,7 @@ from psycopg import conninfo
 from tests.support.cli import Done, typed
 from tests.support.pooler import transaction_pooler
 from tests.support.replication import replicated_servers
+from tests.support.roles import grant_what_check_asks, ordinary_role
 from tests.support.running import stage
 
 CONFIG = """
@@ -43,30 +44,15 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def clerk(database: str) -> Iterator[str]:
     """Give the DSN of a role that may do nothing, in a database that `init` has made ready."""
-    role = f"clerk_{conninfo.conninfo_to_dict(database)['dbname']}"
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute(f"create role {role} login".encode())
-        try:
-            yield conninfo.make_conninfo(database, user=role)
-        finally:
-            connection.execute(f"drop owned by {role}; drop role {role}".encode())
+    with ordinary_role(database, "clerk") as dsn:
+        yield dsn
 
 
 @pytest.mark.timeout(240)
 def test_the_remedies_for_missing_rights_are_enough_to_run(folder: Path, database: str, clerk: str) -> None:
     """From a role without any right: what check says is granted, step by step, and then the supervisor works."""
     typed("init", cwd=folder, dsn=database)
-    granted: list[str] = []
-    with psycopg.connect(database, autocommit=True) as connection:
-        for _ in range(6):
-            done = typed("check", "--json", cwd=folder, dsn=clerk)
-            remedies = [one["remedy"] for one in done.json["findings"] if one["level"] != "ok"]
-            grants = [part.strip() for remedy in remedies for part in remedy.split(";") if "grant " in part]
-            if not grants:
-                break
-            for grant in grants:
-                connection.execute(grant.encode())
-                granted.append(grant)
+    done, granted = grant_what_check_asks(folder, database, clerk)
     assert done.code == 0
     assert [one for one in done.json["findings"] if one["level"] != "ok"] == []
     assert any("on schema pgmq to" in grant for grant in granted)

@@ -8,7 +8,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import conninfo
 
 from supervisor.embedded import EmbeddedServer, Installed, install_pgmq
 from tests.support.both_modes import CONFIG, TASKS, work
@@ -16,6 +15,7 @@ from tests.support.cli import Done, typed
 from tests.support.clients import FACES, open_client
 from tests.support.databases import fresh_database
 from tests.support.extension import VERSION, extension_server
+from tests.support.roles import grant_what_check_asks, ordinary_role
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +43,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def worker(database: str) -> Iterator[str]:
     """Give the DSN of a role that may log in."""
-    role = f"worker_{conninfo.conninfo_to_dict(database)['dbname']}"
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute(f"create role {role} login".encode())
-        try:
-            yield conninfo.make_conninfo(database, user=role)
-        finally:
-            connection.execute(f"drop owned by {role}; drop role {role}".encode())
+    with ordinary_role(database, "worker") as dsn:
+        yield dsn
 
 
 def findings(done: Done) -> dict[str, Any]:
@@ -80,15 +75,7 @@ def test_an_ordinary_role_works_with_the_extension_of_a_superuser(folder: Path, 
     assert done.code == 1
     assert "may not install PGMQ" in done.err
     assert typed("init", cwd=folder, dsn=database).code == 0
-    with psycopg.connect(database, autocommit=True) as connection:
-        for _ in range(8):
-            done = typed("check", "--json", cwd=folder, dsn=worker)
-            remedies = [one["remedy"] for one in done.json["findings"] if one["level"] != "ok"]
-            grants = [part.strip() for remedy in remedies for part in remedy.split(";") if "grant " in part]
-            if not grants:
-                break
-            for grant in grants:
-                connection.execute(grant.encode())
+    done, _ = grant_what_check_asks(folder, database, worker)
     assert [one for one in done.json["findings"] if one["level"] != "ok"] == []
     work(folder, database, worker)
 
