@@ -95,8 +95,11 @@ crash: install ## kill parent, child and both at every kill point, and more; wri
 bench: install ## throughput and latency against a bare PGMQ loop
 	@$(PY) -m tests.bench $(ARGS)
 
-soak: install ## 500 random stories, a thousand deaths and a watch on memory, descriptors and processes (SEED=n RUNS=n)
-	@$(PY) -m crashtests soak --report docs/verification.md $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
+soak: install ## long outages and ledgers, 500 random stories, a thousand deaths with a watch for leaks (SEED=n RUNS=n)
+	@status=0; \
+	SUPERVISOR_TEST_SOAK=1 $(PY) -m pytest tests/e2e -m soak || status=$$?; \
+	$(PY) -m crashtests soak --report docs/verification.md $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS) || status=$$?; \
+	exit $$status
 
 mutants: install ## deliberate faults in the guards: each must be caught by some test
 	@$(PY) -m tests.mutation --report docs/verification.md $(ARGS)

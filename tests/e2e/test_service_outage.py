@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -10,10 +9,9 @@ import pytest
 
 from tests.support.proxy import Proxy
 from tests.support.running import Stage, runs, stage
+from tests.support.soak import SOAK
 from tests.support.waiting import eventually
 from tests.support.watch import HTTP, Watch, pass_time, processor_s
-
-SOAK = bool(os.environ.get("SUPERVISOR_TEST_SOAK"))
 
 RECORDING = """
     import time
@@ -173,6 +171,7 @@ def test_a_success_that_the_database_could_not_hear_in_time_is_no_attempt(
         assert on.letters() == []
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900 if SOAK else 180)
 def test_an_outage_in_the_middle_of_many_messages_loses_nothing_and_stops_no_handler(
     tmp_path: Path, database: str, proxy: Proxy

@@ -1,6 +1,6 @@
 """The ledger: every operation exactly once, whatever dies, and whatever answer to a COMMIT is never heard.
 
-`SUPERVISOR_TEST_SOAK=1` makes the runs five times as long.
+`make soak` makes the runs five times as long.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import pytest
 from tests.support.proxy import Proxy
 from tests.support.running import Stage, stage
 from tests.support.service import Service
+from tests.support.soak import SOAK
 from tests.support.waiting import eventually
 from tests.support.watch import pass_time
 
-SCALE: Final = 5 if os.environ.get("SUPERVISOR_TEST_SOAK") else 1
+SCALE: Final = 5 if SOAK else 1
 
 # Nothing here deserves a dead letter: what dies is killed from outside.
 CONFIG: Final = """
@@ -108,6 +109,7 @@ def end_a_backend(on: Stage, rng: random.Random) -> None:
         on.rows("SELECT pg_terminate_backend(%s)", rng.choice(pids)[0])
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_every_operation_happens_once_while_children_and_backends_die(tmp_path: Path, database: str) -> None:
     """Random kills throughout; afterwards every operation is there once, and nothing is left."""
@@ -128,6 +130,7 @@ def test_every_operation_happens_once_while_children_and_backends_die(tmp_path: 
         assert faults > 10
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_two_supervisors_share_a_queue_and_one_is_killed_again_and_again(tmp_path: Path, database: str) -> None:
     """Parents die too; what they held is rolled back or committed whole, and the other one goes on."""
@@ -160,6 +163,7 @@ def test_two_supervisors_share_a_queue_and_one_is_killed_again_and_again(tmp_pat
         check(on, operations)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_commit_whose_answer_is_lost_is_neither_repeated_nor_forgotten(
     tmp_path: Path, database: str, proxy: Proxy

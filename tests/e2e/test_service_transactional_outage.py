@@ -21,6 +21,7 @@ from supervisor.embedded import EmbeddedServer, install_pgmq
 from tests.support.proxy import Proxy
 from tests.support.replication import Pair, replicated_servers
 from tests.support.running import Stage, stage
+from tests.support.soak import SOAK
 from tests.support.waiting import eventually
 from tests.support.watch import HTTP, Watch, pass_time
 
@@ -177,10 +178,16 @@ def test_sessions_of_idle_children_are_replaced_without_a_word(tmp_path: Path, d
         assert on.events("claiming.failed") == []
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(900 if SOAK else 180)
 @pytest.mark.parametrize("kind", ["refused", "silent"])
-def test_seconds_without_a_database_lose_nothing(tmp_path: Path, database: str, proxy: Proxy, kind: str) -> None:
-    """Connections that end take their attempts along, which are charged once; a network that is silent takes none."""
-    operations = 600
+def test_an_outage_loses_nothing(tmp_path: Path, database: str, proxy: Proxy, kind: str) -> None:
+    """Connections that end take their attempts along, which are charged once; a network that is silent takes none.
+
+    600 operations and 6 s; in a soak 10 000, and 5 minutes without a database.
+    """
+    operations = 10_000 if SOAK else 600
+    outage_s = 300 if SOAK and kind == "refused" else 5
     with ledger(tmp_path, database, operations) as on:
         on.service.dsn = proxy.dsn
         on.service.start()
@@ -191,7 +198,7 @@ def test_seconds_without_a_database_lose_nothing(tmp_path: Path, database: str, 
         else:
             proxy.refuse()
             proxy.cut()
-        pass_time(5)
+        pass_time(outage_s)
         assert watch.is_live
         assert not watch.is_ready or kind == "silent"
         before = starts(tmp_path).total()
@@ -201,7 +208,7 @@ def test_seconds_without_a_database_lose_nothing(tmp_path: Path, database: str, 
             proxy.thaw()
         else:
             proxy.accept()
-        on.until_empty()
+        on.until_empty(timeout_s=300 if SOAK else 90)
         watch.until_ready()
         assert on.service.stop() == 0
         check(on, operations)
