@@ -5,12 +5,12 @@ An attempt that the outage ended is rolled back, and charged when the database i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,8 @@ import psycopg
 import pytest
 
 from supervisor.embedded import EmbeddedServer, install_pgmq
+from tests.support.binaries import chosen_binaries
+from tests.support.folders import reachable_folder
 from tests.support.proxy import Proxy
 from tests.support.replication import Pair, replicated_servers
 from tests.support.running import Stage, stage
@@ -50,7 +52,7 @@ def handle(message, tx):
 """
 
 
-@contextmanager
+@contextlib.contextmanager
 def ledger(folder: Path, dsn: str, operations: int, *, takes_s: float = 0.005, config: str = CONFIG) -> Iterator[Stage]:
     """A service with a ledger, an account, a queue that is sent to, and so many operations to do."""
     with stage(folder, dsn, config, HANDLER) as on:
@@ -240,6 +242,52 @@ def test_a_database_that_turns_read_only_is_waited_for(tmp_path: Path, server: E
         assert on.service.stop() == 0
         check(on, operations)
         assert again(on) == 0
+
+
+@pytest.fixture
+def small_server() -> Iterator[EmbeddedServer]:
+    """Give a server that lets only twenty in."""
+    settings = {"fsync": "off", "max_connections": "20"}
+    with (
+        reachable_folder("small") as folder,
+        EmbeddedServer(folder, base=folder, explicit=True, settings=settings, binaries=chosen_binaries()) as server,
+    ):
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            install_pgmq(connection)
+        yield server
+
+
+def test_a_server_without_a_free_connection_is_waited_for(tmp_path: Path, small_server: EmbeddedServer) -> None:
+    """Every session of ours ends and none can be had: not ready, until there is room again; the children live on."""
+    operations = 300
+    # An operation may be met several times, until the server is full.
+    with ledger(tmp_path, small_server.dsn(), operations, config=CONFIG + "max_attempts = 1000\n") as on:
+        on.service.start()
+        watch = Watch(on.service)
+        eventually(lambda: on.left() < operations, timeout_s=60, what="some of the work")
+        with contextlib.ExitStack() as taken:
+            eventually(lambda: has_taken_all(on, small_server.dsn(), taken), timeout_s=60, what="a full server")
+            pass_time(4)
+            assert watch.is_live
+            assert not watch.is_ready
+            left = on.left()
+            assert left > 0
+            pass_time(1)
+            assert on.left() == left
+        on.until_empty()
+        watch.until_ready()
+        assert on.service.stop() == 0
+        check(on, operations)
+
+
+def has_taken_all(on: Stage, dsn: str, taken: contextlib.ExitStack) -> bool:
+    """End the sessions of the supervisor and take their places; whether it has none left."""
+    on.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pgmq-supervisor%'")
+    with contextlib.suppress(psycopg.OperationalError):
+        while True:
+            taken.enter_context(psycopg.connect(dsn, autocommit=True))
+    ours = on.rows("SELECT FROM pg_stat_activity WHERE application_name LIKE 'pgmq-supervisor%'")
+    return not ours
 
 
 @pytest.fixture
