@@ -156,9 +156,31 @@ FAULTS: Final = (
     Fault(
         "permits while a reckoning is under way",
         "supervisor/core/transactional.py",
-        "if self.reckonings.urgent:",
-        "if False:",
+        "        if self.reckonings.urgent:\n            return",
+        "        if False:\n            return",
         (_CORE, SIMULATION),
+    ),
+    Fault(
+        "what another supervisor's dead child gave back runs at once",
+        "supervisor/core/transactional.py",
+        "                self._refuse(child, delivery, _POSTPONED_MS)\n",
+        "                delivery.held_until = None\n"
+        "                self.ctx.do(c.AnswerClaim(child.id, delivery.id, go=True))\n",
+        (SIMULATION,),
+    ),
+    Fault(
+        "whatever was locked before is taken for something that was given up",
+        "shared/pgmq/statements/transactions.py",
+        "        touched=_TOUCHED,\n",
+        "        touched=sql.SQL(\"d.holder <> '0'::xid\"),\n",
+        (_TX_SQL,),
+    ),
+    Fault(
+        "a pause is forgotten by the row",
+        "child/database.py",
+        '        self._say(b"rollback", pause)\n',
+        '        self._say(b"rollback")\n',
+        (_CHILD_TX,),
     ),
     Fault(
         "a charge that finds its row moved on is forgotten",
