@@ -108,7 +108,7 @@ def _boot(channel: Channel, ends: Ends, root: str, foreign: dict[str, ModuleType
     title.show_starting()
     if hello.metrics_dir is not None and hello.metrics_identity is not None:
         keep_metrics_apart(hello.metrics_dir, hello.metrics_identity)
-    make_step = _choose_mode(hello)
+    make_step = _choose_mode(hello, ends.start_mark)
     hand_over_imports(root=root, app_dir=hello.app_dir, foreign=foreign)
     try:
         handler = load_handler(hello.handler, hello.mode)
@@ -122,13 +122,15 @@ def _boot(channel: Channel, ends: Ends, root: str, foreign: dict[str, ModuleType
     return step
 
 
-def _choose_mode(hello: Hello) -> MakeStep:
+def _choose_mode(hello: Hello, start_mark: memoryview) -> MakeStep:
     """Import what the mode needs while the path is still ours."""
     if hello.mode == "transactional":
         from child.transactional import make_step as make_transactional_step  # noqa: PLC0415 - psycopg costs 100 ms
 
         return lambda channel, handler, title: make_transactional_step(channel, handler, title, hello.meta)
-    return lambda channel, handler, title: make_regular_step(channel, Caller(handler, channel), hello.queue, title)
+    return lambda channel, handler, title: make_regular_step(
+        channel, Caller(handler, channel), hello.queue, title, start_mark
+    )
 
 
 def _boot_failed(channel: Channel, error: LoadError) -> NoReturn:

@@ -5,7 +5,7 @@ blocking whether a STOP has come. So there is no reader thread, and no hand-over
 
     parent ──▶ socket ──▶ receive (main, idle) / look (any thread, handler running) ──▶ frames in order
     handler threads: LOG, PROGRESS ──┐
-    main: STARTED, results ──────────┴─▶ one lock ──▶ socket ──▶ parent
+    main: results ───────────────────┴─▶ one lock ──▶ socket ──▶ parent
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from _signal import getsignal as _getsignal  # type: ignore[import-not-found] # 
 from typing import Final, NamedTuple
 
 from child.farewell import PARENT_GONE, leave_now
+from shared.wire.startmark import map_mark
 
 _PR_SET_PDEATHSIG: Final = 1
 _HIGH_DESCRIPTOR: Final = 700
@@ -31,18 +32,21 @@ _ALRM: Final = int(signal.SIGALRM)
 
 
 class Ends(NamedTuple):
-    """The two descriptors that a child inherits, moved to where a handler hardly meets them."""
+    """The two descriptors that a child inherits, moved to where a handler hardly meets them, and what is mapped."""
 
     socket_fd: int
     stack_fd: int
+    start_mark: memoryview
 
 
 def take_over(socket_fd: int, stack_fd: int, *, parent_pid: int) -> Ends:
     """Make the descriptors private, bind our life to the parent's, write stacks on a crash, shrug at group signals."""
-    ends = Ends(_privatise(socket_fd), _privatise(stack_fd))
+    start_mark = map_mark(stack_fd)
+    ends = Ends(_privatise(socket_fd), _privatise(stack_fd), start_mark)
     die_with_parent()
     if os.getppid() != parent_pid:
         leave_now(PARENT_GONE)  # it died before prctl, and nobody would tell us
+    yield_to_others()
     faulthandler.enable(file=ends.stack_fd, all_threads=True)
     shrug_at_group_signals()
     return ends
@@ -51,6 +55,15 @@ def take_over(socket_fd: int, stack_fd: int, *, parent_pid: int) -> Ends:
 def die_with_parent() -> None:
     """Let the kernel kill us when the thread that started us is gone."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def yield_to_others() -> None:
+    """Do not push the parent off its processor whenever it hands us a message: it has others to serve (ADR 0021)."""
+    try:
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except OSError:
+        return
 
 
 def _privatise(fd: int) -> int:

@@ -16,6 +16,7 @@ from supervisor.processes.launcher import Launched, Launcher
 from supervisor.processes.output import OnOutput, Output
 from supervisor.processes.process import ChildProcess
 from supervisor.processes.spec import ChildSpec, hello
+from supervisor.processes.stack import StackFile
 from supervisor.processes.stamps import Stamps
 from supervisor.processes.sweeper import Sweeper
 from supervisor.processes.table import Table
@@ -84,9 +85,11 @@ class Births:
             output = Output(
                 child=child, fd=launched.output_fd, loop=self._loop, on_output=self._on_output, clock=self._clock
             )
+        stack = StackFile(launched.stack_fd)
         channel = Channel(
             child=child,
             sock=launched.sock,
+            begun=stack.begun,
             loop=self._loop,
             post=self._post,
             on_log=self._on_log,
@@ -100,6 +103,7 @@ class Births:
             launched=launched,
             channel=channel,
             output=output,
+            stack=stack,
             loop=self._loop,
             clock=self._clock,
         )

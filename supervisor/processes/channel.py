@@ -1,7 +1,7 @@
 """One child's socket: bytes in become events, frames go out, and neither direction ever blocks the loop.
 
-The two frames of a message that just succeeds carry nothing but their header and are recognised without a decoder;
-everything else goes through `Decoder` and `Conversation`. After the first breach of the protocol nothing more is read.
+The frame of a message that just succeeds carries nothing but its header and is recognised without a decoder; everything
+else goes through `Decoder` and `Conversation`. After the first breach of the protocol nothing more is read.
 """
 
 from __future__ import annotations
@@ -24,21 +24,24 @@ _MAX_PENDING_IN_BYTES: Final = 2 * MAX_META_BYTES
 _MAX_LAST_WORDS_BYTES: Final = 16 << 20
 _EOF_PATIENCE_S: Final = 0.2  # a dying process closes its socket a moment before its pidfd says so
 _BARE: Final = struct.Struct("!QIQ")  # a header that is a whole frame, as three numbers: no flags, meta or body
-_TWO_BARE: Final = struct.Struct("!QIQQIQ")
-_STARTED: Final = MAGIC << 56 | Kind.STARTED << 48
 _SUCCESS: Final = MAGIC << 56 | Kind.SUCCESS << 48
+_HAS_MESSAGE: Final = (State.HANDED, State.RUNNING)
 _buffer = bytearray(_CHUNK_BYTES)  # shared: one thread, and nothing in it outlives a callback
 _view = memoryview(_buffer)
 
 
 class Channel:
-    """Talks with one child. `before_result` runs before a result is told: the output until then is its message's."""
+    """Talks with one child. `before_result` runs before a result is told: the output until then is its message's.
+
+    `begun` gives the number of the message that the child marked last as begun.
+    """
 
     def __init__(
         self,
         *,
         child: ChildId,
         sock: socket.socket,
+        begun: Callable[[], int],
         loop: asyncio.AbstractEventLoop,
         post: Callable[[Event], None],
         on_log: Callable[[ChildId, ClaimId | None, str, str], None],
@@ -52,6 +55,7 @@ class Channel:
         self._child = child
         self._sock = sock
         self._fd = sock.fileno()
+        self._begun = begun
         self._loop = loop
         self._post = post
         self._on_log = on_log
@@ -125,44 +129,34 @@ class Channel:
         if count == 0:
             self._stop_reading()
             self._loop.call_later(_EOF_PATIENCE_S, self._judge_silence)
-        elif not (count <= 2 * HEADER.size and self._take_bare(count)):
+        elif not (count == HEADER.size and self._take_success()):
             self._take(bytes(_view[:count]))
 
-    def _take_bare(self, count: int) -> bool:
-        """Read STARTED, SUCCESS or both where they are all that came. False: nothing was taken, decode as usual."""
+    def _take_success(self) -> bool:
+        """Read SUCCESS where it is what came. False: nothing was taken, decode as usual."""
         talk = self.talk
         claim_id = talk.claim_id
-        if claim_id is None or self._decoder.pending_bytes:
+        if claim_id is None or self._decoder.pending_bytes or talk.state not in _HAS_MESSAGE:
             return False
-        if count == 2 * HEADER.size:
-            both = talk.state is State.HANDED and _TWO_BARE.unpack_from(_buffer) == (
-                _STARTED,
-                0,
-                claim_id,
-                _SUCCESS,
-                0,
-                claim_id,
-            )
-            if both:
-                self._succeed(claim_id)  # a start that came with its own result needs no event of its own
-            return both
-        if count != HEADER.size:
+        if _BARE.unpack_from(_buffer) != (_SUCCESS, 0, claim_id):
             return False
-        said = _BARE.unpack_from(_buffer)
-        if said == (_STARTED, 0, claim_id) and talk.state is State.HANDED:
-            talk.state = State.RUNNING
-            self._post(MessageStarted(self._child, claim_id))
-            return True
-        if said == (_SUCCESS, 0, claim_id) and talk.state is State.RUNNING:
-            self._succeed(claim_id)
-            return True
-        return False
-
-    def _succeed(self, claim_id: ClaimId) -> None:
         self._before_result()
-        self.talk.state = State.IDLE
-        self.talk.claim_id = None
-        self._post(MessageFinished(self._child, claim_id, SUCCESS))
+        talk.state = State.IDLE
+        talk.claim_id = None
+        self._post(MessageFinished(self._child, claim_id, SUCCESS))  # which says that it had begun
+        return True
+
+    def awaits_start(self) -> bool:
+        """Whether a message was handed over and not begun; where it was, that is told."""
+        talk = self.talk
+        claim_id = talk.claim_id
+        if talk.state is not State.HANDED or claim_id is None:
+            return False
+        if self._begun() != claim_id:
+            return True
+        talk.state = State.RUNNING
+        self._post(MessageStarted(self._child, claim_id))
+        return False
 
     def _take(self, data: bytes) -> None:
         try:
@@ -190,6 +184,7 @@ class Channel:
 
     def drain(self) -> None:
         """The process has ended: take what it had written; frames that are whole count, the rest is dropped."""
+        self.awaits_start()
         left = _MAX_LAST_WORDS_BYTES
         while self._reading and left > 0:
             try:

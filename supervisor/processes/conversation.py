@@ -1,11 +1,12 @@
 """The parent's half of the protocol without I/O: frames of one child in, events out, nonsense refused.
 
-    booting ─READY─▶ idle ─(dispatch)─▶ handed ─STARTED─▶ running ─SUCCESS|RESULT─▶ idle
+    booting ─READY─▶ idle ─(dispatch)─▶ handed ─(start mark)─▶ running ─SUCCESS|RESULT─▶ idle
                      idle ─(permit)──▶ permitted ─TX_CLAIMED─▶ claimed ─STARTED─▶ working ─COMMIT_REQUEST─▶ asked
                      asked ─(verdict)─▶ answered ─COMMITTED─▶ idle          any of these ─TX_ENDED─▶ idle
 
-The table says which frame may come when; a frame that is not in it breaks the protocol, whatever the handler did to
-our descriptor. PROGRESS, LOG and SWEPT may come at any time and change nothing.
+A result may come before anybody has looked at the mark. The table says which frame may come when; a frame that is not
+in it breaks the protocol, whatever the handler did to our descriptor. PROGRESS, LOG and SWEPT may come at any time and
+change nothing.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ _MAX_SWEPT: Final = 100_000
 _NEXT: Final[dict[tuple[State, Kind], State]] = {
     (State.BOOTING, Kind.READY): State.IDLE,
     (State.BOOTING, Kind.BOOT_FAILED): State.FAILED,
-    (State.HANDED, Kind.STARTED): State.RUNNING,
-    (State.HANDED, Kind.RESULT): State.IDLE,  # judged before the handler was called: a message that cannot be read
+    (State.HANDED, Kind.SUCCESS): State.IDLE,
+    (State.HANDED, Kind.RESULT): State.IDLE,
     (State.RUNNING, Kind.SUCCESS): State.IDLE,
     (State.RUNNING, Kind.RESULT): State.IDLE,
     (State.PERMITTED, Kind.TX_EMPTY): State.IDLE,

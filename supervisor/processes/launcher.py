@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from shared.wire import startmark
 from supervisor.processes import marks
 
 PACKAGE_ROOT: Final = Path(__file__).resolve().parents[2]
@@ -60,6 +61,7 @@ class PopenLauncher:
             ours.setblocking(False)
             stack_fd = os.memfd_create("pgmq-supervisor-stack", os.MFD_CLOEXEC)
             undo.callback(os.close, stack_fd)
+            startmark.make_room(stack_fd)
             fcntl.fcntl(stack_fd, fcntl.F_SETFL, os.O_APPEND)  # we truncate; what comes later must go to the new end
             output_fd: int | None = None
             output_end: int | None = None

@@ -40,6 +40,7 @@ class ChildProcess:
         launched: Launched,
         channel: Channel,
         output: Output | None,
+        stack: StackFile,
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float],
     ) -> None:
@@ -52,7 +53,7 @@ class ChildProcess:
         self.pidfd = launched.pidfd
         self.channel = channel
         self.output = output
-        self.stack = StackFile(launched.stack_fd)
+        self.stack = stack
         self.spawned_at = clock()
         self.ready_at: float | None = None
         self.handed_at: float | None = None  # when the message in hand was handed over

@@ -45,6 +45,7 @@ from supervisor.processes.output import OnOutput
 from supervisor.processes.process import ChildProcess
 from supervisor.processes.spec import ChildSpec
 from supervisor.processes.stamps import Stamps
+from supervisor.processes.starts import Starts
 from supervisor.processes.sweeper import Sweeper, adopt_orphans
 from supervisor.processes.table import Table
 from supervisor.processes.upkeep import Upkeep
@@ -129,6 +130,7 @@ class Processes:
             on_log=on_log,
             on_end=self._endings.on_readable,
         )
+        self._starts = Starts(self._table, self._loop)
         self._closing = False
 
     async def start(self) -> None:
@@ -155,6 +157,7 @@ class Processes:
         except TimeoutError:
             _log.error("%d children cannot be killed", len(self._table))
         self._upkeep.close()
+        self._starts.close()
         await self._guard.close()
 
     def protect(self, pid: int) -> None:
@@ -198,6 +201,7 @@ class Processes:
         process.begin(command.claim_id)
         process.channel.talk.dispatched(command.claim_id)
         process.channel.send(frame)
+        self._starts.expect()
         syncpoints.hit("parent.dispatch.after", {"queue": process.queue, "msg_id": command.msg_id})
 
     def guard_leases(self, command: GuardLeases) -> None:

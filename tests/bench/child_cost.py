@@ -1,6 +1,6 @@
 """CPU that a child spends on a message whose handler does nothing: `python tests/bench/child_cost.py [messages]`.
 
-The parent's half here is a bare loop, so that what is measured is the child with its three system calls, and the
+The parent's half here is a bare loop, so that what is measured is the child with its system calls, and the
 switches between the two processes. Prints one line a round; the best round is the one with the fewest neighbours.
 """
 
@@ -16,7 +16,7 @@ from shared.wire.frames import HEADER, DispatchHead, encode_dispatch
 from tests.support.childharness import ChildHarness
 
 ROUNDS = 5
-ANSWER_BYTES = 2 * HEADER.size  # STARTED and SUCCESS
+ANSWER_BYTES = HEADER.size  # SUCCESS
 
 
 def cpu_us(pid: int) -> float:

@@ -211,6 +211,12 @@ result = message.dead_letter(subprocess.check_output([sys.executable, "-c", prog
         assert child.run(code)["reason"] == "[0, 0, 0]"
 
 
+def test_a_child_does_not_push_others_off_the_processor() -> None:
+    """It has the class for batch work, and its handler may have another one."""
+    with ChildHarness("plain:succeed") as child:
+        assert os.sched_getscheduler(child.pid) == os.SCHED_BATCH
+
+
 def test_the_oom_score_is_raised() -> None:
     """The kernel takes the child before the parent."""
     with ChildHarness("plain:succeed", hello={"oom_score_adj": 321}) as child:

@@ -13,6 +13,7 @@ import pytest
 
 from shared import syncpoints
 from shared.wire.frames import Kind
+from shared.wire.startmark import read_mark
 from tests.support.childharness import DEADLINE_S, ChildGone, ChildHarness
 
 REGULAR = [
@@ -93,30 +94,30 @@ def test_every_point_of_the_regular_mode_is_hit_in_order(points: Points) -> None
                 child.expect(Kind.READY)
                 child.dispatch()
         assert seen == REGULAR
-        child.expect(Kind.STARTED)
         child.expect(Kind.SUCCESS)
         assert "SYNC POINTS ARE ON" in child.output()
 
 
 @pytest.mark.parametrize(
-    ("point", "frames"),
+    ("point", "begun", "frames"),
     [
-        ("child.dispatch.received", []),
-        ("child.handler.before", [Kind.STARTED]),
-        ("child.result.before_send", [Kind.STARTED]),
-        ("child.result.after_send", [Kind.STARTED, Kind.SUCCESS]),
+        ("child.dispatch.received", False, []),
+        ("child.handler.before", True, []),
+        ("child.result.before_send", True, []),
+        ("child.result.after_send", True, [Kind.SUCCESS]),
     ],
 )
 def test_a_child_killed_at_a_point_has_sent_exactly_what_came_before(
-    points: Points, point: str, frames: list[Kind]
+    points: Points, point: str, begun: bool, frames: list[Kind]
 ) -> None:
     """The kill hits a process that stands there."""
     env = {**points.env, syncpoints.ARMED_VARIABLE: point}
     with ChildHarness("plain:succeed", env=env) as child:
-        child.dispatch()
+        seq = child.dispatch()
         assert points.meet().question["point"] == point
         child.process.kill()
         child.wait()
+        assert (read_mark(child.stack_fd) == seq) is begun
         assert [child.receive().kind for _ in frames] == frames
         with pytest.raises(ChildGone):
             child.receive()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.events import ChildBootFailed, ChildDied, ChildReady, SpawnFailed
+from supervisor.core.events import ChildBootFailed, ChildDied, ChildReady, MessageStarted, SpawnFailed
 from supervisor.core.types import SUCCESS
 from supervisor.processes.launcher import PopenLauncher
 from tests.support.processes import alive, open_fds, spec_for, world
@@ -173,3 +173,30 @@ def held_by(pid: int) -> set[tuple[int, int]]:
             stat = os.stat(path)
             found.add((stat.st_dev, stat.st_ino))
     return found - shared - {(null.st_dev, null.st_ino)}
+
+
+async def test_a_death_right_after_the_start_is_told_after_it(tmp_path: Path) -> None:
+    """No frame says that it had begun, and nobody has looked yet."""
+    async with world(spec_for(tmp_path, "import os\ndef handle(message): os._exit(3)")) as it:
+        child = await it.ready()
+        claim = it.dispatch(child)
+        await it.died(child)
+        told = [event for event in it.events if isinstance(event, MessageStarted | ChildDied)]
+        assert [type(event) for event in told] == [MessageStarted, ChildDied]
+        assert told[0] == MessageStarted(child, claim)
+
+
+async def test_a_death_before_the_start_says_so(tmp_path: Path) -> None:
+    """A handler cut our file off and its message ended; the next one is not begun, as its mark has no place any more."""
+    source = """
+        import contextlib, os
+        def handle(message):
+            for fd in range(3, 1024):
+                with contextlib.suppress(OSError): os.ftruncate(fd, 0)
+    """
+    async with world(spec_for(tmp_path, source)) as it:
+        child = await it.ready()
+        assert await it.finished(it.dispatch(child)) == SUCCESS
+        claim = it.dispatch(child)
+        assert (await it.died(child)).signal == "SIGBUS"
+        assert not any(isinstance(event, MessageStarted) and event.claim_id == claim for event in it.events)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -16,6 +17,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from shared.wire.frames import Decoder, DispatchHead, Frame, Kind, encode, encode_dispatch
+from shared.wire.startmark import PAGE_BYTES, make_room, read_mark
+from tests.support.waiting import eventually
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CHILD_MAIN: Final = ROOT / "child" / "__main__.py"
@@ -52,6 +55,8 @@ class ChildHarness:
         self._output = b""
         self.socket, theirs = socket.socketpair()
         self.stack_fd = os.memfd_create("stack", os.MFD_CLOEXEC)
+        make_room(self.stack_fd)
+        fcntl.fcntl(self.stack_fd, fcntl.F_SETFL, os.O_APPEND)
         output_end, output_start = os.pipe()
         self._output_fd = output_end
         command = [interpreter, "-u", "-P", str(CHILD_MAIN), str(theirs.fileno()), str(self.stack_fd)]
@@ -160,15 +165,15 @@ class ChildHarness:
     def start(self, body: object = None, **options: Any) -> int:
         """Hand over a message and wait until its handler runs."""
         seq = self.dispatch(body, **options)
-        self.expect(Kind.STARTED, seq)
+        eventually(lambda: read_mark(self.stack_fd) == seq, what="the start")
         return seq
 
     def run(self, body: object = None, **options: Any) -> dict[str, Any]:
         """Hand over a message and give its outcome; a plain success is {"kind": "success", "plain": True}."""
-        return self.outcome(self.start(body, **options))
+        return self.outcome(self.dispatch(body, **options))
 
     def outcome(self, seq: int, timeout_s: float = DEADLINE_S) -> dict[str, Any]:
-        """Wait for the outcome of a message whose handler runs."""
+        """Wait for the outcome of a message."""
         frame = self.receive(timeout_s)
         assert frame.seq == seq, frame
         if frame.kind is Kind.SUCCESS:
@@ -184,7 +189,7 @@ class ChildHarness:
 
     def stack(self) -> str:
         """What faulthandler has written."""
-        return os.pread(self.stack_fd, 1 << 20, 0).decode("utf-8", "replace")
+        return os.pread(self.stack_fd, 1 << 20, PAGE_BYTES).decode("utf-8", "replace")
 
     def output(self) -> str:
         """What the child has printed so far."""

@@ -16,6 +16,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from shared.wire.frames import HEADER, MAGIC, Decoder, Frame, Kind, encode
+from shared.wire.startmark import map_mark
+
+_mark = map_mark(int(sys.argv[2]))
+
+
+def begin(seq: int) -> None:
+    """Mark the handler as begun."""
+    _mark[0] = seq
 
 
 def die() -> None:
@@ -25,13 +33,15 @@ def die() -> None:
 
 def done_and_die(sock: socket.socket, seq: int) -> None:
     """A whole result in the moment of death."""
-    sock.sendall(encode(Kind.STARTED, seq) + encode(Kind.SUCCESS, seq))
+    begin(seq)
+    sock.sendall(encode(Kind.SUCCESS, seq))
     die()
 
 
 def half_a_result(sock: socket.socket, seq: int) -> None:
     """Death in the middle of a result."""
-    sock.sendall(encode(Kind.STARTED, seq) + encode(Kind.RESULT, seq, {"kind": "success"})[:-3])
+    begin(seq)
+    sock.sendall(encode(Kind.RESULT, seq, {"kind": "success"})[:-3])
     die()
 
 
@@ -43,31 +53,36 @@ def noise(sock: socket.socket, seq: int) -> None:
 
 def wrong_seq(sock: socket.socket, seq: int) -> None:
     """The result of a message that was not dispatched."""
-    sock.sendall(encode(Kind.STARTED, seq) + encode(Kind.SUCCESS, seq + 1))
+    begin(seq)
+    sock.sendall(encode(Kind.SUCCESS, seq + 1))
     time.sleep(600)
 
 
 def result_twice(sock: socket.socket, seq: int) -> None:
     """Two results for one message."""
-    sock.sendall(encode(Kind.STARTED, seq) + 2 * encode(Kind.SUCCESS, seq))
+    begin(seq)
+    sock.sendall(2 * encode(Kind.SUCCESS, seq))
     time.sleep(600)
 
 
 def strange_delay(sock: socket.socket, seq: int) -> None:
     """A delay beyond what PostgreSQL can add."""
-    sock.sendall(encode(Kind.STARTED, seq) + encode(Kind.RESULT, seq, {"kind": "retry", "delay_ms": 1 << 60}))
+    begin(seq)
+    sock.sendall(encode(Kind.RESULT, seq, {"kind": "retry", "delay_ms": 1 << 60}))
     time.sleep(600)
 
 
 def unknown_kind(sock: socket.socket, seq: int) -> None:
     """An outcome that does not exist."""
-    sock.sendall(encode(Kind.STARTED, seq) + encode(Kind.RESULT, seq, {"kind": "perhaps"}))
+    begin(seq)
+    sock.sendall(encode(Kind.RESULT, seq, {"kind": "perhaps"}))
     time.sleep(600)
 
 
 def parent_frame(sock: socket.socket, seq: int) -> None:
     """A frame of the other direction."""
-    sock.sendall(encode(Kind.STARTED, seq) + encode(Kind.EXIT, seq))
+    begin(seq)
+    sock.sendall(encode(Kind.EXIT, seq))
     time.sleep(600)
 
 
@@ -83,14 +98,15 @@ def huge_body(sock: socket.socket, seq: int) -> None:
 
 def goes_silent(sock: socket.socket, seq: int) -> None:
     """Closes the socket and lives on."""
-    sock.sendall(encode(Kind.STARTED, seq))
+    begin(seq)
     os.closerange(3, 1024)
     time.sleep(600)
 
 
 def byte_by_byte(sock: socket.socket, seq: int) -> None:
     """A correct answer in the smallest pieces."""
-    answer = encode(Kind.STARTED, seq) + encode(Kind.PROGRESS, seq, {"text": "half"}) + encode(Kind.SUCCESS, seq)
+    begin(seq)
+    answer = encode(Kind.PROGRESS, seq, {"text": "half"}) + encode(Kind.SUCCESS, seq)
     for index in range(len(answer)):
         sock.sendall(answer[index : index + 1])
         time.sleep(0.001)
@@ -99,15 +115,14 @@ def byte_by_byte(sock: socket.socket, seq: int) -> None:
 
 def stale_progress(sock: socket.socket, seq: int) -> None:
     """A left-over thread reports progress of an earlier message; then the answer to this one."""
-    sock.sendall(
-        encode(Kind.PROGRESS, 999_999, {"text": "old"}) + encode(Kind.STARTED, seq) + encode(Kind.SUCCESS, seq)
-    )
+    begin(seq)
+    sock.sendall(encode(Kind.PROGRESS, 999_999, {"text": "old"}) + encode(Kind.SUCCESS, seq))
     time.sleep(600)
 
 
 def body_size(sock: socket.socket, seq: int) -> None:
     """Answers how long the body was."""
-    sock.sendall(encode(Kind.STARTED, seq))
+    begin(seq)
     sock.sendall(encode(Kind.RESULT, seq, {"kind": "reject", "reason": str(_last_body)}))
     time.sleep(600)
 

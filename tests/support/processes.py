@@ -141,7 +141,7 @@ class World:
         return claim_id
 
     async def started(self, claim_id: ClaimId) -> None:
-        """Wait for STARTED."""
+        """Wait until it is known that the handler has begun."""
         await self.until(
             lambda: any(isinstance(e, MessageStarted) and e.claim_id == claim_id for e in self.events),
             what=f"start of {claim_id}",
