@@ -187,7 +187,7 @@ async def test_a_death_right_after_the_start_is_told_after_it(tmp_path: Path) ->
 
 
 async def test_a_death_before_the_start_says_so(tmp_path: Path) -> None:
-    """A handler cut our file off and its message ended; the next one is not begun, as its mark has no place any more."""
+    """A handler cut our file off and its message ended; the next one is not begun: its mark has no place."""
     source = """
         import contextlib, os
         def handle(message):
