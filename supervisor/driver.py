@@ -1,6 +1,7 @@
 """The driver: feeds events to the core and carries its commands out. The only place where the core meets a clock.
 
-shell callbacks ── post(event) ──▶ queue ──▶ core.handle(event, now) ──▶ executors[type(command)](command)
+shell callbacks ── post(event) ──▶ queue ──▶ core.handle(event, now) ─┬─▶ executors[type(command)](command)
+                                                                      └─▶ tell(happening)
 │
 timer ◀── core.next_deadline()
 """
@@ -10,9 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from supervisor.core.commands import Command, Emit
+from supervisor.core.commands import Command
 from supervisor.core.core import Core
 from supervisor.core.events import Event, StoodStill, TimePassed
 from supervisor.core.happenings import Happening
@@ -39,7 +40,8 @@ class Driver:
     ) -> None:
         self._core = core
         self._clock = clock
-        self._executors = dict(executors)
+        assert set(executors) == set(get_args(Command))  # what is no command is told
+        self._executors: dict[type, Callable[[Any], None]] = dict(executors)
         self._tell = tell
         self._failed = failed
         self._events: deque[Event] = deque()
@@ -74,13 +76,8 @@ class Driver:
             self._failed(error)
 
     def _handle_all(self) -> None:
-        events, handle, executors, tell, clock = (
-            self._events,
-            self._core.handle,
-            self._executors,
-            self._tell,
-            self._clock,
-        )
+        events, handle, clock = self._events, self._core.handle, self._clock
+        find, tell = self._executors.get, self._tell
         now = clock()
         if now - self.beat_at > _STOOD_STILL_S:
             events.appendleft(StoodStill(now - self.beat_at))
@@ -88,11 +85,8 @@ class Driver:
             if not events:
                 break
             now = clock()
-            for command in handle(events.popleft(), now):
-                if type(command) is Emit:
-                    tell(command.happening)
-                else:
-                    executors[type(command)](command)
+            for said in handle(events.popleft(), now):
+                find(type(said), tell)(said)
         self.beat_at = now
         if events:
             self._scheduled = True

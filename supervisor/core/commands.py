@@ -1,5 +1,7 @@
 """Commands: what the shell must do now. Imperatives. The shell carries them out in order and decides nothing.
 
+The core's answer to an event is a list of them, with the happenings that are to be told in between.
+
 Those made for every message are not frozen: freezing triples the cost of making one. Nobody changes them.
 """
 
@@ -186,13 +188,6 @@ class AnswerCommit:
 # --- others ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)  # hot: see the module's note
-class Emit:
-    """Tell the world: log, metrics, user's sink."""
-
-    happening: Happening
-
-
 @dataclass(frozen=True, slots=True)
 class Exit:
     """Everything is over: close and leave with this code."""
@@ -218,6 +213,8 @@ Command = (
     | GrantPermit
     | AnswerClaim
     | AnswerCommit
-    | Emit
     | Exit
 )
+
+Answer = list[Command | Happening]
+"""What the core says to an event."""

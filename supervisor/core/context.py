@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from supervisor.core.commands import Command, Emit
+from supervisor.core.commands import Answer, Command
 from supervisor.core.happenings import Happening
 from supervisor.core.settings import CoreSettings
 from supervisor.core.types import ChildId, ClaimId
@@ -28,7 +28,7 @@ class Context:
     def __init__(self, settings: CoreSettings, uniform: Callable[[], float]) -> None:
         self.settings = settings
         self.uniform = uniform
-        self.commands: list[Command] = []
+        self.commands: Answer = []
         self.held_bytes = 0  # bodies waiting in the parent
         self.draining = False  # no new work
         self.acks_off = False  # the grace period is over: what finishes now is not acknowledged
@@ -40,10 +40,10 @@ class Context:
         self.commands.append(command)
 
     def tell(self, happening: Happening) -> None:
-        self.commands.append(Emit(happening))
+        self.commands.append(happening)
 
-    def take(self) -> list[Command]:
-        """The commands collected since the last call."""
+    def take(self) -> Answer:
+        """What was collected since the last call."""
         commands = self.commands
         self.commands = []
         return commands

@@ -96,8 +96,8 @@ class Core:
 
     # --- the three calls of the shell -------------------------------------------------------------------------------
 
-    def handle(self, event: e.Event, now: float) -> list[c.Command]:
-        """What must be done now that `event` happened. The event first, then what is due by the clock."""
+    def handle(self, event: e.Event, now: float) -> c.Answer:
+        """What must be done and told now that `event` happened. The event first, then what is due by the clock."""
         if self._state is CoreState.STOPPED:
             return []
         self._handlers[type(event)](event, now)
@@ -120,8 +120,10 @@ class Core:
         """When to call `handle(TimePassed())` if nothing else happens."""
         if self._state is CoreState.STOPPED:
             return inf
-        deadline = min((machine.next_at for machine in self._queues.values()), default=inf)
-        return min(deadline, self._grace_ends, self._kill_at, self._end_at)
+        deadline = min(self._grace_ends, self._kill_at, self._end_at)
+        for machine in self._machines:
+            deadline = min(deadline, machine.next_at)
+        return deadline
 
     def snapshot(self, now: float) -> Snapshot:
         queues = tuple(machine.snapshot(now) for machine in self._queues.values())

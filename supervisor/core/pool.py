@@ -30,6 +30,8 @@ class Pool:
         self._timing = ctx.settings.timing
         self._sooner = sooner
         self.name = QueueName(settings.name)
+        self._concurrency = settings.concurrency
+        self._wears = settings.max_tasks_per_child is not None or settings.memory_limit_bytes is not None
         self.size = settings.concurrency + settings.standby
         self.children: dict[ChildId, Child] = {}
         self.idle: deque[Child] = deque()
@@ -54,7 +56,8 @@ class Pool:
     @property
     def free(self) -> int:
         """How many messages could be dispatched now."""
-        return max(0, min(len(self.idle), self._settings.concurrency - self.busy))
+        idle, allowed = len(self.idle), self._concurrency - self.busy
+        return max(0, min(allowed, idle))
 
     @property
     def empty(self) -> bool:
@@ -158,7 +161,9 @@ class Pool:
         if child.state not in (ChildState.BUSY, ChildState.RESERVED):
             return  # a kill is under way
         child.move(ChildState.IDLE)
-        if child.retiring or self._ctx.draining:
+        if not (child.retiring or self._ctx.draining or self._wears or self._outdated(child, now)):
+            self.idle.append(child)  # nearly always
+        elif child.retiring or self._ctx.draining:
             self._send_exit(child, now)
         elif self._used_up(child) or self._over_memory(child):
             child.retiring = True

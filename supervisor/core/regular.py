@@ -146,11 +146,14 @@ class RegularQueue(QueueMachine):
     # --- dispatch ---------------------------------------------------------------------------------------------------
 
     def _dispatch(self, now: float) -> None:
-        while self.waiting and self.pool.free:
+        free = self.pool.free
+        while free and self.waiting:
             delivery = self._next_waiting()
             if now >= self._waiting_limit(delivery):
                 self._give_back(delivery, "slow", now)
-            elif delivery.body_loaded:
+                continue
+            free -= 1
+            if delivery.body_loaded:
                 self._send(self.pool.take(), delivery, now)
             else:
                 child = self.pool.reserve()
@@ -232,6 +235,10 @@ class RegularQueue(QueueMachine):
         delivery = child.delivery
         if delivery is None or delivery.id != claim_id or delivery.state is not DeliveryState.DISPATCHED:
             return
+        self._begun(child, delivery, now)
+        self.sooner(self.limits.at_start(delivery))
+
+    def _begun(self, child: Child, delivery: Delivery, now: float) -> None:
         delivery.move(DeliveryState.RUNNING)
         delivery.started_at = now
         delivery.body = delivery.headers = None
@@ -239,7 +246,6 @@ class RegularQueue(QueueMachine):
         self.ctx.tell(
             h.MessageStartedRunning(self.name, delivery.fence.msg_id, delivery.attempt, child.id, child.pid, wait_s)
         )
-        self.sooner(self.limits.at_start(delivery))
 
     # --- results ----------------------------------------------------------------------------------------------------
 
@@ -249,8 +255,8 @@ class RegularQueue(QueueMachine):
         if delivery is None or delivery.id != claim_id:
             return
         if delivery.state is DeliveryState.DISPATCHED:
-            # Start and result came in one read: it took at most the time since the dispatch.
-            self.started(child, claim_id, now)
+            # The result came before anybody looked for the start: it took at most the time since the dispatch.
+            self._begun(child, delivery, now)
             delivery.started_at = delivery.dispatched_at
         delivery.finished_at = now
         self.pacing.measured(now - delivery.dispatched_at)

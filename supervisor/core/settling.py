@@ -104,7 +104,8 @@ class Settling:
                 continue
             self.unheard = None
             del self._open[delivery.id]
-            self._refunds.pop(delivery.id, None)
+            if self._refunds:
+                self._refunds.pop(delivery.id, None)
             delivery.move(DeliveryState.ENDED)
             if result.outcome is SettleOutcome.DONE:
                 self._done(delivery, now)

@@ -1,6 +1,6 @@
 """The hub: one call takes a happening and hands it to every sink that wants it. No sink can hurt the caller.
 
-core ──Emit──┐                ┌── metrics  (integers)
+core ────────┐                ┌── metrics  (integers)
 shell ─facts─┤── happened() ──┼── log      (lines, through a thread)
 children ────┘                ├── deaths   (ring buffer)
                               └── user     (queue, thread, process of its own)

@@ -72,7 +72,6 @@ class Shell:
             c.GrantPermit: self._grant_permit,
             c.AnswerClaim: self._answer_claim,
             c.AnswerCommit: self._answer_commit,
-            c.Emit: self._emit,
             c.Exit: self._exit,
         }
 
@@ -95,7 +94,7 @@ class Shell:
         if len(commands) > _MAX_COMMANDS:
             raise Violation("a step is bounded", f"{len(commands)} commands after {event}")
         for command in commands:
-            self._carry_out[type(command)](command)
+            self._carry_out.get(type(command), self._told)(command)
         if self.alive:
             check_core(self.core, now)
             self._arm()
@@ -373,8 +372,7 @@ class Shell:
 
     # --- the rest ---------------------------------------------------------------------------------------------------
 
-    def _emit(self, command: c.Emit) -> None:
-        happening = command.happening
+    def _told(self, happening: h.Happening) -> None:
         if type(happening) is h.CommitInDoubt:
             self.world.ledger.message(happening.queue, happening.msg_id).doubtful = True
         elif type(happening) is h.MessageSucceeded:

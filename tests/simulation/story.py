@@ -17,9 +17,9 @@ class Story:
     def __init__(self) -> None:
         self.steps = 0
         self.number = 0
-        self._tail: deque[tuple[float, str, object, list[c.Command] | None]] = deque(maxlen=_KEPT)
+        self._tail: deque[tuple[float, str, object, c.Answer | None]] = deque(maxlen=_KEPT)
 
-    def add(self, now: float, who: str, event: e.Event, commands: list[c.Command]) -> None:
+    def add(self, now: float, who: str, event: e.Event, commands: c.Answer) -> None:
         """One step of a core."""
         self.steps += 1
         names = " ".join([type(command).__name__ for command in commands])
@@ -35,4 +35,4 @@ class Story:
         for now, who, event, commands in list(self._tail)[-last:]:
             yield f"{now:.6f} {who}: {event}"
             for command in commands or ():
-                yield f"{'':>15} {command.happening if isinstance(command, c.Emit) else command}"
+                yield f"{'':>15} {command}"

@@ -106,7 +106,7 @@ class Stage:
             **settings,
         )
         self.core = Core(self.settings, lambda: 0.5)
-        self.last: list[c.Command] = []
+        self.last: c.Answer = []
         self._claims: list[c.Claim] = []
         self._settlements: list[tuple[QueueName, SettleItem]] = []
         self._renewals: list[c.Renew] = []
@@ -161,7 +161,7 @@ class Stage:
 
     def told(self, kind: type[H]) -> list[H]:
         """The happenings of this kind in the last step."""
-        return [command.happening for command in self.all(c.Emit) if isinstance(command.happening, kind)]
+        return [said for said in self.last if isinstance(said, kind)]
 
     def settlements(self) -> list[SettleItem]:
         """What was given to the settler in the last step."""
