@@ -109,6 +109,7 @@ class Database:
         self._connection: psycopg.Connection[Row] | None = None
         self._twin: psycopg.AsyncConnection[Row] | None = None
         self._pooled = False
+        self._seqscan: str | None = None  # what the handler's statements find `enable_seqscan` at, where we changed it
         self._started_us = 0  # the session, by the server's clock; only known where it is ours alone
         self._can_check_client = True
         self.last_words: LastWords | None = None
@@ -170,6 +171,7 @@ class Database:
         """Find out whether the session is ours alone: a transaction pooler makes up the number that it greets with."""
         [session] = say(connection, sessions.SESSION)
         pid, started_us = int(session.get_value(0, 0) or 0), int(session.get_value(0, 1) or 0)
+        self._seqscan = (session.get_value(0, 2) or b"on").decode()
         self._pooled = pid != connection.info.backend_pid
         self._started_us = started_us
         if self._pooled:
@@ -190,12 +192,13 @@ class Database:
 
     def _prepare(self, connection: psycopg.Connection[Row]) -> None:
         """Planning a claim costs several times as much as carrying it out."""
+        say(connection, sessions.limits(sessions.INDEXES_ONLY, local=False))
         claim = transactions.claim_one(self._queue, pooled=False)
         for place, parameter in ((b"%(lease_ms)s", b"$1"), (b"%(limit_ms)s", b"$2")):
             claim = claim.replace(place, parameter)
         for words in (
             f"prepare {sessions.PREPARED_CLAIM}(bigint, text) as ".encode() + claim,
-            f"prepare {sessions.PREPARED_BODY} as ".encode() + transactions.claimed_body(self._queue),
+            f"prepare {sessions.PREPARED_BODY} as ".encode() + transactions.claimed_body(self._queue, self._seqscan),
         ):
             try:
                 say(connection, words)

@@ -38,6 +38,9 @@ _REACHES: Final = (
 )
 
 
+_STEP: Final = 20
+
+
 class Claimer:
     """Answers every `Claim` with exactly one `Claimed` or `ClaimFailed`."""
 
@@ -78,18 +81,18 @@ class Claimer:
     async def _take_within(self, connection: Connection, command: Claim, reach: _Reach) -> Claimed:
         queue = command.queue
         syncpoints.hit("parent.claim.before", {"queue": queue})
-        limit = command.limit if reach.messages is None else min(reach.messages, command.limit)
+        limit = _in_steps(command.limit) if reach.messages is None else min(reach.messages, command.limit)
         asked_at = self._clock()
         cursor = connection.cursor(binary=True)
         await cursor.execute(
-            claiming.claim(queue),
+            claiming.claim(queue, limit),
             {
-                "limit": limit,
                 "lease_ms": round(command.lease_s * 1000),
                 "budget": command.byte_budget,
                 "body_limit": reach.body_limit,
                 "headers_limit": reach.headers_limit,
             },
+            prepare=True,
         )
         found = await cursor.fetchall()
         if found[0][0] is None:
@@ -103,6 +106,11 @@ class Claimer:
         """Stop; a claim under way is given up."""
         for line in self._lines.values():
             await line.close()
+
+
+def _in_steps(limit: int) -> int:
+    """Each limit is a statement of its own, which the server keeps planned: there must not be too many of them."""
+    return limit if limit <= _STEP else limit - limit % _STEP
 
 
 def _rows(found: list[tuple[Any, ...]]) -> tuple[ClaimedRow, ...]:

@@ -22,6 +22,14 @@ __all__ = ["Connection", "ConnectionOptions", "Connections", "Detached", "Late",
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 Result = TypeVar("Result")
 
+_MISLEADING: Final = (
+    "enable_seqscan",
+    "enable_bitmapscan",
+    "enable_sort",
+    "enable_hashjoin",
+    "enable_mergejoin",
+)
+_PREPARED_ON_REQUEST: Final = 1_000_000_000  # uses of a statement until the driver prepares it by itself
 _CANCEL_WAIT_S: Final = 2.0
 _CLOSE_WAIT_S: Final = 0.5
 
@@ -45,6 +53,7 @@ class Connections:
         self._options = options
         self._given = _parse(dsn)
         self._without_options = False
+        self._without_prepared = False
 
     @property
     def options(self) -> ConnectionOptions:
@@ -67,10 +76,29 @@ class Connections:
             # Several hosts are tried one after the other, each with its own connect_timeout.
             hosts = str(parameters.get("host", "")).count(",") + 1
             async with asyncio.timeout(self._options.connect_timeout_s * hosts + 1.0):
-                # No prepared statements: behind a pooler they belong to somebody else's session.
-                return await psycopg.AsyncConnection.connect("", autocommit=True, prepare_threshold=None, **parameters)
+                connection = await psycopg.AsyncConnection.connect(
+                    "", autocommit=True, prepare_threshold=None, **parameters
+                )
+                await self._allow_prepared(connection)
+                return connection
         except (psycopg.Error, OSError, TimeoutError) as error:
             raise _lost(error) from error
+
+    async def _allow_prepared(self, connection: Connection) -> None:
+        """Let statements that ask for it be prepared where the session is ours alone.
+
+        Behind a transaction pooler they would belong to somebody else's session; it makes up the pid that it greets
+        with. Without our settings a plan might be one for an empty queue.
+        """
+        if self._without_options or self._without_prepared:
+            return
+        cursor = await connection.execute("select pg_backend_pid()")
+        if await cursor.fetchone() == (connection.info.backend_pid,):
+            connection.prepare_threshold = _PREPARED_ON_REQUEST
+
+    def give_up_prepared(self) -> None:
+        """A prepared statement was not there, or not ours: something stands between after all."""
+        self._without_prepared = True
 
 
 def connect_blocking(dsn: str, options: ConnectionOptions, role: str) -> psycopg.Connection[tuple[Any, ...]]:
@@ -125,6 +153,8 @@ def _parameters(given: dict[str, Any], options: ConnectionOptions, role: str, *,
             "idle_in_transaction_session_timeout": timeout_ms,
             # Compiling a claim costs more than running it, and bad estimates of a busy table ask for it.
             "jit": "off",
+            # A plan may have been made while the queue was empty, when reading it whole and sorting seemed cheapest.
+            **dict.fromkeys(_MISLEADING, "off"),
         }
         if options.lock_timeout_s is not None:
             settings["lock_timeout"] = round(options.lock_timeout_s * 1000)

@@ -22,6 +22,10 @@ Work = Callable[[Connection], Coroutine[Any, Any, Result]]
 
 # Above the server's own statement_timeout: normally the server answers first, and the connection lives on.
 SLACK_S: Final = 5.0
+_NOT_OURS: Final = frozenset({"26000", "42P05"})  # no such prepared statement; there is one already
+# The server's answer to a plan whose columns are others now: a code that says little, from a function that says all.
+_UNSUPPORTED: Final = "0A000"
+_CHECKS_OUTDATED_PLANS: Final = "RevalidateCachedQuery"
 _FAREWELLS: Final = 4  # pieces of it: a notice, a changed parameter, the last words, the end
 
 
@@ -54,11 +58,20 @@ class Session:
             raise translate(error, operation) from error
         except Exception as error:  # the driver's errors, and whatever its decoding raises: mapped, never passed on
             translated = translate(error, operation)
-            if isinstance(translated, ConnectionLost) or connection.closed:
+            if isinstance(translated, ConnectionLost) or connection.closed or self._is_prepared_no_more(error):
                 self.drop()
                 if not isinstance(translated, ConnectionLost):
                     translated = ConnectionLost(translated.message, operation=operation, sqlstate=translated.sqlstate)
             raise translated from error
+
+    def _is_prepared_no_more(self, error: Exception) -> bool:
+        """Whether a prepared statement was not carried out, because of what is prepared in this session."""
+        if not isinstance(error, psycopg.Error):
+            return False
+        if error.sqlstate in _NOT_OURS:
+            self._connections.give_up_prepared()
+            return True
+        return error.diag.source_function == _CHECKS_OUTDATED_PLANS and error.sqlstate == _UNSUPPORTED
 
     async def _usable(self, timeout_s: float) -> Connection:
         connection = self._connection

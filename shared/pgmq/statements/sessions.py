@@ -9,7 +9,16 @@ from psycopg import sql
 
 from shared.pgmq.statements._compose import compose, live, micros, piece
 
-__all__ = ["KEEPALIVE", "NOTICE_ITS_END", "PREPARED_BODY", "PREPARED_CLAIM", "SAVEPOINT", "SESSION", "SESSION_START"]
+__all__ = [
+    "INDEXES_ONLY",
+    "KEEPALIVE",
+    "NOTICE_ITS_END",
+    "PREPARED_BODY",
+    "PREPARED_CLAIM",
+    "SAVEPOINT",
+    "SESSION",
+    "SESSION_START",
+]
 __all__ += ["claim_stands", "limits"]
 
 SAVEPOINT: Final = "pgmq_supervisor_handler"
@@ -23,8 +32,11 @@ SESSION_START: Final = piece(
     "select {start} from pg_stat_get_activity(pg_backend_pid()) as a", start=micros("a.backend_start")
 )
 
-SESSION: Final = compose("select pg_backend_pid(), ({start})", start=SESSION_START)
-"""Which session this is: pid, start in microseconds. Locks nothing."""
+SESSION: Final = compose("select pg_backend_pid(), ({start}), current_setting('enable_seqscan')", start=SESSION_START)
+"""Which session this is: pid, start in microseconds, and whether its plans may read tables whole. Locks nothing."""
+
+INDEXES_ONLY: Final = (("enable_seqscan", "off"),)
+"""For prepared claims: their plan may have been made while the queue was empty, when reading it whole seemed cheapest."""
 
 KEEPALIVE: Final = (("tcp_keepalives_idle", "10"), ("tcp_keepalives_interval", "5"), ("tcp_keepalives_count", "3"))
 """The server's side of a connection whose client's host is gone."""

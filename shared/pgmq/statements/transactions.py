@@ -100,18 +100,22 @@ def claim_one(queue: str, *, pooled: bool) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def claimed_body(queue: str) -> bytes:
+def claimed_body(queue: str, seqscan: str | None = None) -> bytes:
     """Compose the load of what `claim_one` of the same transaction claimed: (headers, body) as text; no parameters.
 
-    It finds the number in a setting that ends with the transaction, so that both go in one message. Locks nothing.
+    It finds the number in a setting that ends with the transaction, so that both go in one message. `seqscan` is what
+    `enable_seqscan` shall be from here on, in this transaction (see `sessions.INDEXES_ONLY`). Locks nothing.
     """
     return compose(
         """
-        select m.headers::text, m.message::text
+        select m.headers::text, m.message::text{restore}
         from {q} as m
         where m.msg_id = nullif(current_setting('pgmq_supervisor.claimed', true), '')::bigint
         """,
         q=live(queue),
+        restore=sql.SQL("")
+        if seqscan is None
+        else piece(", set_config('enable_seqscan', {value}, true)", value=sql.Literal(seqscan)),
     )
 
 
