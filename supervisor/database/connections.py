@@ -92,9 +92,13 @@ class Connections:
         """
         if self._without_options or self._without_prepared:
             return
-        cursor = await connection.execute("select pg_backend_pid()")
-        if await cursor.fetchone() == (connection.info.backend_pid,):
-            connection.prepare_threshold = _PREPARED_ON_REQUEST
+        try:
+            cursor = await connection.execute("select pg_backend_pid()")
+            if await cursor.fetchone() == (connection.info.backend_pid,):
+                connection.prepare_threshold = _PREPARED_ON_REQUEST
+        except BaseException:
+            connection.pgconn.finish()  # nobody has it yet who could
+            raise
 
     def give_up_prepared(self) -> None:
         """A prepared statement was not there, or not ours: something stands between after all."""

@@ -36,7 +36,7 @@ SESSION: Final = compose("select pg_backend_pid(), ({start}), current_setting('e
 """Which session this is: pid, start in microseconds, and whether its plans may read tables whole. Locks nothing."""
 
 INDEXES_ONLY: Final = (("enable_seqscan", "off"),)
-"""For prepared claims: their plan may have been made while the queue was empty, when reading it whole seemed cheapest."""
+"""For prepared claims: a plan may be one for the empty queue, where reading the table whole seemed cheapest."""
 
 KEEPALIVE: Final = (("tcp_keepalives_idle", "10"), ("tcp_keepalives_interval", "5"), ("tcp_keepalives_count", "3"))
 """The server's side of a connection whose client's host is gone."""
