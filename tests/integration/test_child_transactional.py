@@ -507,6 +507,25 @@ def test_the_time_limit_bounds_sql_and_idleness(db: psycopg.Connection[Any], dat
         assert child.ended(time_limit_ms=50)["sqlstate"] == "25P03"
 
 
+def test_a_claim_planned_for_an_empty_queue_goes_by_the_index(db: psycopg.Connection[Any], database: str) -> None:
+    """And the handler's own statements are planned as the session says."""
+    db.execute("vacuum analyze pgmq.q_orders")
+    with TxChild("execute", database) as child:
+        for _ in range(8):  # after five the server may keep a plan for all parameters
+            child.expect(Kind.TX_EMPTY, child.permit())
+        send(
+            db,
+            "result = message.dead_letter(repr([tx.execute(each).fetchall() for each in "
+            "('show enable_seqscan', 'explain execute pgmq_supervisor_claim(1, null)',"
+            " 'explain execute pgmq_supervisor_body')]))",
+        )
+        seq, outcome = child.ask()
+        assert "[('on',)]" in outcome["reason"]
+        assert "Index Scan using q_orders_vt_idx" in outcome["reason"]
+        assert "Seq Scan" not in outcome["reason"]
+        child.answer(seq, REFUSE)
+
+
 def test_a_database_that_cannot_be_reached(database: str) -> None:
     """TX_ENDED without a claim, again and again, and the child stays."""
     with TxChild("book", with_dbname(database, "no_such_database")) as child:
