@@ -56,10 +56,11 @@ async def test_a_claim_is_planned_once_and_goes_by_the_indexes(rows: Rows, datab
         assert "Seq Scan" not in plan
 
 
-async def test_behind_a_transaction_pooler_nothing_is_prepared(rows: Rows, database: str) -> None:
+@pytest.mark.parametrize("takes_options", [False, True], ids=["refuses options", "drops options"])
+async def test_behind_a_transaction_pooler_nothing_is_prepared(rows: Rows, database: str, takes_options: bool) -> None:
     """The session that prepared it may be another one's by now."""
     rows.send(1)
-    with transaction_pooler(database) as pooled:
+    with transaction_pooler(database, takes_options=takes_options) as pooled:
         async with await _connect(pooled) as connection:
             for _ in range(_OFTEN):
                 await _claim(connection, 1)

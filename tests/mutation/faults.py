@@ -16,6 +16,9 @@ _TX_SQL: Final = "tests/integration/test_statements_transactions.py"
 _CORE: Final = "tests/unit/core"
 _CHILD: Final = "tests/process/test_child_regular.py"
 _CHILD_TX: Final = "tests/integration/test_child_transactional.py"
+_POINTS: Final = "tests/process/test_child_syncpoints.py"
+_DEATHS: Final = "tests/process/test_processes_deaths.py"
+_PLANS: Final = "tests/integration/test_database_plans.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,20 @@ FAULTS: Final = (
         "supervisor/core/policy.py",
         "if accounts.deaths >= self._queue.max_deaths or delivery.attempt >= self._queue.max_attempts:",
         "if delivery.attempt >= self._queue.max_attempts:",
+        (_CORE, SIMULATION),
+    ),
+    Fault(
+        "deaths before the start are refunded for ever",
+        "supervisor/core/regular.py",
+        "elif early <= self.settings.max_deaths or cause is DeathCause.UNRESPONSIVE:",
+        "elif True:",
+        (_CORE, SIMULATION),
+    ),
+    Fault(
+        "deadlocks are refunded for ever",
+        "supervisor/core/policy.py",
+        "if accounts.deadlocks >= MAX_DEADLOCKS_IN_A_ROW:",
+        "if False:",
         (_CORE, SIMULATION),
     ),
     # --- regular mode
@@ -220,7 +237,72 @@ FAULTS: Final = (
 """,
         (_CHILD_TX,),
     ),
+    # --- statements that are planned once
+    Fault(
+        "the parent prepares its claims behind a pooler, too",
+        "supervisor/database/connections.py",
+        "if await cursor.fetchone() == (connection.info.backend_pid,):",
+        "if await cursor.fetchone() is not None:",
+        (_PLANS,),
+    ),
+    Fault(
+        "a child takes a pooler's session for its own",
+        "child/database.py",
+        "self._pooled = pid != connection.info.backend_pid",
+        "self._pooled = False",
+        (_CHILD_TX,),
+    ),
+    Fault(
+        "a claim's plan for an empty queue is kept for a full one",
+        "supervisor/database/connections.py",
+        '            **dict.fromkeys(_MISLEADING, "off"),\n',
+        "",
+        (_PLANS,),
+    ),
+    Fault(
+        "a child's plan for an empty queue is kept for a full one",
+        "child/database.py",
+        "        say(connection, sessions.limits(sessions.INDEXES_ONLY, local=False))\n",
+        "",
+        (_CHILD_TX,),
+    ),
+    Fault(
+        "the handler's statements find enable_seqscan as the claim needs it",
+        "shared/pgmq/statements/transactions.py",
+        "        if seqscan is None\n",
+        "        if True\n",
+        (_CHILD_TX,),
+    ),
     # --- children
+    Fault(
+        "a start is not marked: deaths in the handler go uncharged",
+        "child/regular.py",
+        "        start_mark[0] = seq\n",
+        "",
+        (_POINTS,),
+    ),
+    Fault(
+        "the mark of a child that has ended is not looked at",
+        "supervisor/processes/channel.py",
+        """        self.awaits_start()
+        left = """,
+        "        left = ",
+        (_DEATHS,),
+    ),
+    Fault(
+        "the mark of an earlier message counts for the next",
+        "supervisor/processes/channel.py",
+        "if self._begun() != claim_id:",
+        "if not self._begun():",
+        (_DEATHS,),
+    ),
+    Fault(
+        "nobody looks at marks while a message runs",
+        "supervisor/processes/starts.py",
+        "            self._timer = self._loop.call_later(_LOOK_EVERY_S, self._look)",
+        "            return",
+        ("tests/process/test_processes_messages.py", _DEATHS),
+    ),
     Fault(
         "an exception of a handler is a success",
         "child/caller.py",
@@ -296,5 +378,20 @@ FAULTS: Final = (
         "again = isinstance(error, ConnectionLost) or is_transient(error)",
         "again = False",
         ("tests/integration/test_database_commands.py", "tests/crash/test_network.py"),
+    ),
+    # --- the marks of the tests themselves: what they say is exercised is
+    Fault(
+        "a state table allows a step that nobody takes",
+        "supervisor/core/states.py",
+        "_C.UNKILLABLE: frozenset({_C.GONE}),",
+        "_C.UNKILLABLE: frozenset({_C.GONE, _C.KILLED}),",
+        ("tests/simulation/test_simulation.py",),
+    ),
+    Fault(
+        "a sync point that nobody crosses",
+        "supervisor/database/renewer.py",
+        'syncpoints.hit("parent.renew.after"',
+        'len(("parent.renew.after"',
+        ("tests/crash/test_sync_points.py",),
     ),
 )

@@ -186,6 +186,18 @@ async def test_a_death_right_after_the_start_is_told_after_it(tmp_path: Path) ->
         assert told[0] == MessageStarted(child, claim)
 
 
+async def test_a_start_is_that_of_its_own_message(tmp_path: Path) -> None:
+    """A child that had begun an earlier message dies before it has begun this one: nobody says that it had."""
+    async with world(spec_for(tmp_path, "def handle(message): pass")) as it:
+        child = await it.ready()
+        assert await it.finished(it.dispatch(child)) == SUCCESS
+        os.kill(it.pids[child], signal.SIGSTOP)
+        claim = it.dispatch(child)
+        it.kill(child)
+        await it.died(child)
+        assert not any(isinstance(event, MessageStarted) and event.claim_id == claim for event in it.events)
+
+
 async def test_a_death_before_the_start_says_so(tmp_path: Path) -> None:
     """A handler cut our file off and its message ended; the next one is not begun: its mark has no place."""
     source = """

@@ -19,15 +19,18 @@ from tests.support.waiting import eventually
 
 
 @contextlib.contextmanager
-def transaction_pooler(dsn: str, *, server_sessions: int = 2) -> Iterator[str]:
-    """Start a pooler with so many sessions to the server; give the DSN of the same database behind it."""
+def transaction_pooler(dsn: str, *, server_sessions: int = 2, takes_options: bool = False) -> Iterator[str]:
+    """Start a pooler with so many sessions to the server; give the DSN of the same database behind it.
+
+    `takes_options`: start-up parameters are dropped in silence, as many set it up, and not refused.
+    """
     program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
     if program is None:
         pytest.skip("not run: pgbouncer is not installed")
     target = conninfo.conninfo_to_dict(dsn)
     user, dbname = str(target["user"]), str(target["dbname"])
     with reachable_folder("pooler") as folder:
-        _configure(folder, dsn, user, dbname, port := _free_port(), server_sessions)
+        _configure(folder, dsn, user, dbname, port := _free_port(), server_sessions, takes_options)
         account = account_for(None)
         options: dict[str, object] = {}
         if account.switch:
@@ -45,7 +48,9 @@ def transaction_pooler(dsn: str, *, server_sessions: int = 2) -> Iterator[str]:
                 process.kill()
 
 
-def _configure(folder: Path, dsn: str, user: str, dbname: str, port: int, server_sessions: int) -> None:
+def _configure(
+    folder: Path, dsn: str, user: str, dbname: str, port: int, server_sessions: int, takes_options: bool
+) -> None:
     (folder / "users.txt").write_text(f'"{user}" ""\n')
     (folder / "pgbouncer.ini").write_text(
         f"""
@@ -59,7 +64,7 @@ auth_type = any
 auth_file = {folder}/users.txt
 pool_mode = transaction
 default_pool_size = {server_sessions}
-ignore_startup_parameters = extra_float_digits
+ignore_startup_parameters = extra_float_digits{", options" if takes_options else ""}
 logfile = {folder}/pgbouncer.log
 """
     )
