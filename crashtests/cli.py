@@ -43,11 +43,15 @@ app: Final = typer.Typer(
 app.command("run")(run_users)
 
 _SIMULATED: Final = re.compile(r"(\d+) of (\d+) seeds hold, (\d+) steps")
+_TAKEN: Final = re.compile(r"(\d+ of \d+) steps of the state machines taken")
+
+_SIMULATION_COMPLAINS: Final = ("seed", "never taken")
 
 Report = Annotated[
     Path | None, typer.Option("--report", help="Write this document, and the results as JSON beside it.")
 ]
 Seed = Annotated[int, typer.Option("--seed", help="The first seed.")]
+Minutes = Annotated[float | None, typer.Option("--minutes", help="Begin no further story after so many.")]
 Workers = Annotated[int, typer.Option("--workers", help="Scenes at the same time; most of each is waiting.")]
 
 
@@ -63,9 +67,9 @@ class _Session:
         """One line, with the time since the start."""
         typer.echo(f"{time.monotonic() - self._began:7.1f} s  {text}")
 
-    def add(self, part: Part, began: float, postgres: str) -> None:
+    def add(self, part: Part, began: float, postgres: str, *, took_before: float = 0.0) -> None:
         """Say how a part ended, and put it into the report."""
-        part.seconds = time.monotonic() - began
+        part.seconds = time.monotonic() - began + took_before
         part.stamp(versions(postgres))
         self._failed = self._failed or not part.ok
         for line in part.problems:
@@ -105,13 +109,26 @@ def _nth(session: _Session, place: Ground, workers: int) -> None:
 
     def tell(run: NthRun) -> None:
         where = "ended unkilled" if run.at is None else f"killed at {run.at.point}"
-        session.say(f"{run.verdict:7} n = {run.n}: {where}, duplicates {run.repeats}")
+        session.say(f"{run.verdict:7} {run.name}: {where}, duplicates {run.repeats}")
 
-    session.add(summaries.of_nth(run_nth(place, workers=workers, tell=tell)), began, _postgres(place))
+    part = summaries.of_nth(run_nth(place, workers=workers, each_point=True, tell=tell))
+    session.add(part, began, _postgres(place))
 
 
-def _random(session: _Session, place: Ground, seed: int, runs: int, workers: int, logs: Path | None) -> None:
+def _random(
+    session: _Session,
+    place: Ground,
+    seed: int,
+    runs: int,
+    workers: int,
+    logs: Path | None,
+    *,
+    minutes: float | None = None,
+    earlier: Part | None = None,
+) -> None:
     began = time.monotonic()
+    if earlier is not None:
+        seed = earlier.tally["first seed"] + earlier.tally["runs"]
 
     def tell(run: RandomRun) -> None:
         session.say(f"{run.verdict:7} {run.story.text()}; duplicates {run.repeats} of {run.story.repeats} allowed")
@@ -121,8 +138,11 @@ def _random(session: _Session, place: Ground, seed: int, runs: int, workers: int
                 logs.mkdir(parents=True, exist_ok=True)
                 (logs / f"random-{run.story.seed}.log").write_text(run.log, encoding="utf-8")
 
-    part = summaries.of_random(run_random(range(seed, seed + runs), workers=workers, tell=tell))
-    session.add(part, began, _postgres(place))
+    seconds = None if minutes is None else minutes * 60
+    done = run_random(range(seed, seed + runs), workers=workers, seconds=seconds, tell=tell)
+    session.add(
+        summaries.of_random(done, earlier), began, _postgres(place), took_before=earlier.seconds if earlier else 0
+    )
 
 
 def _network(session: _Session, place: Ground, seed: int, runs: int, workers: int) -> None:
@@ -158,8 +178,11 @@ def _simulation(session: _Session, seeds: int) -> None:
     if found is not None:
         held, of, steps = found.groups()
         part.summary = {"seeds that hold": f"{held} of {of}", "steps": steps}
+    taken = _TAKEN.search(done.stdout)
+    if taken is not None:
+        part.summary["steps of the state machines that were taken"] = taken[1]
     if done.returncode != 0 or found is None:
-        part.problems = [line for line in done.stdout.splitlines() if "violat" in line or line.startswith("seed")][:20]
+        part.problems = [line for line in done.stdout.splitlines() if line.startswith(_SIMULATION_COMPLAINS)][:20]
         part.problems = part.problems or [f"it ended with {done.returncode}: {done.stderr[-500:]}"]
     session.add(part, began, "")
 
@@ -197,9 +220,28 @@ def _command_random(
     runs: Annotated[int, typer.Option(help="How many seeds.")] = 10,
     workers: Workers = 2,
     logs: Annotated[Path | None, typer.Option(help="Where logs of runs that are not ok go.")] = None,
+    minutes: Minutes = None,
+    more: Annotated[
+        bool, typer.Option("--more", help="Go on behind the last seed of the report, and add to what it says.")
+    ] = False,
 ) -> None:
     """Kill children, parent, guard, sessions, backends and PostgreSQL at random, under load."""
-    _on_ground(report, lambda session, place: _random(session, place, seed, runs, workers, logs))
+    earlier = _earlier(report) if more else None
+    _on_ground(
+        report,
+        lambda session, place: _random(session, place, seed, runs, workers, logs, minutes=minutes, earlier=earlier),
+    )
+
+
+def _earlier(report: Path | None) -> Part:
+    """The random stories of a report. Only those of the same code can be added to."""
+    part = load(report.with_suffix(".json")).get("random") if report is not None else None
+    if part is None or not part.tally.get("runs"):
+        raise typer.BadParameter("--more: there is no report to go on from")
+    commit = versions().get("commit", "")
+    if part.versions.get("commit") != commit or commit.endswith("-dirty"):
+        raise typer.BadParameter(f"--more: the report is of {part.versions.get('commit')}, the code is {commit}")
+    return part
 
 
 @app.command("network")
@@ -244,6 +286,7 @@ def _command_soak(
     simulate: Annotated[int, typer.Option(help="Seeds of the simulator, in a checkout.")] = 10_000,
     workers: Annotated[int, typer.Option(help="Random stories at the same time.")] = 3,
     logs: Annotated[Path | None, typer.Option(help="Where logs of runs that are not ok go.")] = None,
+    minutes: Minutes = None,
 ) -> None:
     """The long ones: hundreds of random stories, a thousand deaths, thousands of simulated worlds."""
 
@@ -251,7 +294,7 @@ def _command_soak(
         _endurance(session, place, deaths)
         if simulate:
             _simulation(session, simulate)
-        _random(session, place, seed, runs, workers, logs)
+        _random(session, place, seed, runs, workers, logs, minutes=minutes)
 
     _on_ground(report, work)
 

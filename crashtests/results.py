@@ -25,7 +25,10 @@ _MOST_PROBLEMS: Final = 5
 
 @dataclass(slots=True)
 class Part:
-    """The result of one mode. `rows` are its table, `summary` its figures, `problems` what was not ok."""
+    """The result of one mode. `rows` are its table, `summary` its figures, `problems` what was not ok.
+
+    `tally` is what the figures were made of, where runs may be added later.
+    """
 
     name: str
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -34,6 +37,7 @@ class Part:
     seconds: float = 0.0
     at: str = ""
     versions: dict[str, str] = field(default_factory=dict)
+    tally: dict[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -47,7 +51,9 @@ class Part:
 
     def to_json(self) -> dict[str, Any]:
         """As it is stored."""
-        return {key: getattr(self, key) for key in ("rows", "summary", "problems", "seconds", "at", "versions")}
+        return {
+            key: getattr(self, key) for key in ("rows", "summary", "problems", "seconds", "at", "versions", "tally")
+        }
 
 
 def problem(subject: str, findings: tuple[Finding, ...]) -> str:
@@ -94,10 +100,16 @@ def _version(distribution: str) -> str:
 
 
 def _commit() -> str:
-    """The checkout's commit; an installed package has none."""
+    """The checkout's commit, and whether its code was changed since; an installed package has none."""
     root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return "none (installed)"
-    asked = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    commit = _git(root, "describe", "--always", "--abbrev=10", "--exclude=*")
+    # The report is no code: what one part writes must not make the next one look like something else.
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/verification.*")
+    return f"{commit}-dirty" if changed else commit or "unknown"
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip()

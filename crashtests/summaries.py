@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from crashtests.checker import Verdict
@@ -16,6 +16,7 @@ from crashtests.modes.one_case import CaseRun
 from crashtests.modes.points import ChainEnd
 from crashtests.modes.random_kills import RandomRun
 from crashtests.results import Part, problem
+from shared.syncpoints import POINTS
 
 __all__ = ["of_endurance", "of_network", "of_nth", "of_points", "of_random"]
 
@@ -76,36 +77,70 @@ def of_nth(runs: Sequence[NthRun]) -> Part:
     for run in runs:
         if run.verdict is not Verdict.OK:
             where = run.at.point if run.at is not None else "nowhere"
-            part.problems.append(problem(f"n = {run.n}, killed at {where}", run.findings))
+            part.problems.append(problem(f"{run.name}, killed at {where}", run.findings))
+    missed = sorted(POINTS - set(points))
+    if missed:
+        part.problems.append(f"unknown: nobody was killed at {', '.join(missed)}")
     part.summary = {
         "runs": len(runs),
-        "the first run that ended unkilled": min((run.n for run in runs if run.at is None), default="none"),
-        "different sync points killed at": len(points),
+        "the first run that ended unkilled": min(
+            (run.n for run in runs if run.at is None and run.aimed is None), default="none"
+        ),
+        "different sync points killed at": f"{len(points)} of {len(POINTS)}",
     }
     return part
 
 
-def of_random(runs: Sequence[RandomRun]) -> Part:
-    """One row a kind of fault."""
+def of_random(runs: Sequence[RandomRun], earlier: Part | None = None) -> Part:
+    """One row a kind of fault. `earlier`: the part that these runs go on from, and are added to."""
     part = Part("random")
+    before = {row["fault"]: row for row in earlier.rows} if earlier is not None else {}
     for kind in FaultKind:
         times = [sum(fault.kind is kind for fault in run.story.faults) for run in runs]
-        part.rows.append({"fault": str(kind), "times": sum(times), "runs": sum(count > 0 for count in times)})
-    rules = Counter(found.rule for run in runs for found in run.findings if found.verdict is Verdict.FAIL)
-    seeds = [run.story.seed for run in runs]
-    part.summary = {
-        "runs": f"{len(runs)}, seeds {min(seeds)} to {max(seeds)}" if seeds else 0,
-        "unique messages": sum(run.messages for run in runs),
-        "faults": sum(len(run.story.faults) for run in runs),
-        "starts of supervisors": sum(run.starts for run in runs),
-        "lost": rules["lost"],
-        "acknowledgements of unfinished work": rules["ack of unfinished work"] + rules["ack without effect"],
-        "left in queues": rules["left"],
-        "duplicates seen / allowed": f"{sum(run.repeats for run in runs)} / {sum(run.story.repeats for run in runs)}",
-        "runs ok / fail / unknown": " / ".join(str(sum(run.verdict is one for run in runs)) for one in Verdict),
-    }
-    part.problems = [problem(run.story.text(), run.findings) for run in runs if run.verdict is not Verdict.OK]
+        had = before.get(str(kind), {"times": 0, "runs": 0})
+        all_times, all_runs = had["times"] + sum(times), had["runs"] + sum(count > 0 for count in times)
+        part.rows.append({"fault": str(kind), "times": all_times, "runs": all_runs})
+    part.tally = _tally(runs)
+    if earlier is not None:
+        part.tally = {name: count + earlier.tally[name] for name, count in part.tally.items()}
+        part.tally["first seed"] = earlier.tally["first seed"]
+        part.problems = list(earlier.problems)
+    part.summary = _random_figures(part.tally)
+    part.problems += [problem(run.story.text(), run.findings) for run in runs if run.verdict is not Verdict.OK]
     return part
+
+
+def _tally(runs: Sequence[RandomRun]) -> dict[str, int]:
+    """Whole numbers, which may be added up."""
+    rules = Counter(found.rule for run in runs for found in run.findings if found.verdict is Verdict.FAIL)
+    return {
+        "first seed": min((run.story.seed for run in runs), default=0),
+        "runs": len(runs),
+        "messages": sum(run.messages for run in runs),
+        "faults": sum(len(run.story.faults) for run in runs),
+        "starts": sum(run.starts for run in runs),
+        "lost": rules["lost"],
+        "unfinished": rules["ack of unfinished work"] + rules["ack without effect"],
+        "left": rules["left"],
+        "repeats": sum(run.repeats for run in runs),
+        "allowed": sum(run.story.repeats for run in runs),
+        **{str(verdict): sum(run.verdict is verdict for run in runs) for verdict in Verdict},
+    }
+
+
+def _random_figures(tally: Mapping[str, int]) -> dict[str, object]:
+    first, count = tally["first seed"], tally["runs"]
+    return {
+        "runs": f"{count}, seeds {first} to {first + count - 1}" if count else 0,
+        "unique messages": tally["messages"],
+        "faults": tally["faults"],
+        "starts of supervisors": tally["starts"],
+        "lost": tally["lost"],
+        "acknowledgements of unfinished work": tally["unfinished"],
+        "left in queues": tally["left"],
+        "duplicates seen / allowed": f"{tally['repeats']} / {tally['allowed']}",
+        "runs ok / fail / unknown": " / ".join(str(tally[str(verdict)]) for verdict in Verdict),
+    }
 
 
 def of_network(runs: Sequence[NetworkRun]) -> Part:

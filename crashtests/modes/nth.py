@@ -1,7 +1,8 @@
 """Mode *n-th*: whoever crosses the n-th sync point is killed there; n = 1, 2, ... until a run ends unkilled.
 
 A small workload crosses every point of the registry: quick work, work that outlives a renewal, a death in regular and
-in transactional mode. So each boundary is tried, those too that nobody has given a name.
+in transactional mode. So each boundary is tried, those too that nobody has given a name. Which n stands for which point
+is a matter of luck: where somebody was never killed, somebody is in the end, on purpose.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import psycopg
@@ -20,6 +21,7 @@ from crashtests.ground import Ground
 from crashtests.processes import wait_until
 from crashtests.rendezvous import Crossing, NotReached, Trap
 from crashtests.scene import REGULAR, TRANSACTIONAL, Scene, scene, usual_queues
+from shared.syncpoints import POINTS
 
 __all__ = ["NthRun", "run_nth", "run_undisturbed"]
 
@@ -31,13 +33,19 @@ _SELF_INFLICTED: Final = 2  # repeats that the workload itself asks for
 
 @dataclass(frozen=True, slots=True)
 class NthRun:
-    """One run. `at` None: it ended before anybody crossed the n-th point."""
+    """One run. `at` None: it ended before anybody crossed the n-th point. `aimed`: only this point counted."""
 
     n: int
     at: Crossing | None
     verdict: Verdict
     repeats: int
     findings: tuple[Finding, ...] = ()
+    aimed: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As a run is called in reports."""
+        return f"n = {self.n}" if self.aimed is None else f"{self.aimed}, n = {self.n}"
 
 
 def send_workload(place: Scene) -> None:
@@ -56,9 +64,13 @@ def run_nth(
     workers: int = 4,
     first: int = 1,
     limit: int = _LIMIT,
+    each_point: bool = False,
     tell: Callable[[NthRun], None] = lambda _: None,
 ) -> list[NthRun]:
-    """Run n = first, first + 1, ... at the same time, until one of them ends unkilled."""
+    """Run n = first, first + 1, ... at the same time, until one of them ends unkilled.
+
+    `each_point`: kill afterwards whoever comes first to a point of the registry at which nobody was killed.
+    """
     runs: list[NthRun] = []
     numbers: Iterator[int] = itertools.islice(itertools.count(first), limit)
     with ThreadPoolExecutor(max_workers=workers) as pool:
@@ -72,7 +84,12 @@ def run_nth(
                 waiting.append(pool.submit(_run, ground, n))
             elif unkilled:
                 numbers = iter(())
-    return sorted(runs, key=lambda run: run.n)
+        left = sorted(POINTS - {run.at.point for run in runs if run.at is not None}) if each_point else []
+        runs.sort(key=lambda run: run.n)
+        for run in pool.map(lambda point: _run(ground, 1, point), left):
+            runs.append(run)
+            tell(run)
+    return runs
 
 
 def run_undisturbed(ground: Ground) -> tuple[NthRun, list[Crossing]]:
@@ -83,16 +100,16 @@ def run_undisturbed(ground: Ground) -> tuple[NthRun, list[Crossing]]:
         return _end(place, 0, None), place.points.crossings
 
 
-def _run(ground: Ground, n: int) -> NthRun:
+def _run(ground: Ground, n: int, aimed: str | None = None) -> NthRun:
     try:
         with ground.database() as dsn, scene(dsn, usual_queues()) as place:
             send_workload(place)
-            trap = place.points.trap(nth=n)
+            trap = place.points.trap(*([aimed] if aimed else []), nth=n)
             place.stage.start()
             killed = _kill_who_comes(place, trap)
-            return _end(place, n, killed)
+            return replace(_end(place, n, killed), aimed=aimed)
     except (NotReached, psycopg.Error, OSError) as error:
-        return NthRun(n, None, Verdict.UNKNOWN, 0, (Finding(Verdict.UNKNOWN, "scenario", repr(error)),))
+        return NthRun(n, None, Verdict.UNKNOWN, 0, (Finding(Verdict.UNKNOWN, "scenario", repr(error)),), aimed)
 
 
 def _kill_who_comes(place: Scene, trap: Trap) -> Crossing | None:

@@ -19,8 +19,6 @@ from crashtests.scene import TRANSACTIONAL, scene, usual_queues
 
 __all__ = ["ChainEnd", "run_points"]
 
-_UNKNOWN_AGAIN = 1  # a case that did not take place is tried once more: the machine may have been busy
-
 Step = tuple[Case, Order | None]
 
 
@@ -68,14 +66,8 @@ def _run_chain(
     """Case after case; one that went wrong gets a new scene behind it, so that it spoils no other."""
     runs: list[CaseRun] = []
     ends: list[ChainEnd] = []
-    tries_left = _UNKNOWN_AGAIN
     while len(runs) < len(chain):
         done, end = _run_on_one_scene(ground, chain[len(runs) :], tell)
-        if done and done[-1].verdict is Verdict.UNKNOWN and tries_left:
-            tries_left -= 1
-            done.pop()
-        else:
-            tries_left = _UNKNOWN_AGAIN
         runs += done
         ends += [end] if end is not None else []
     return runs, ends

@@ -48,9 +48,17 @@ class RandomRun:
 
 
 def run_random(
-    seeds: Sequence[int], *, workers: int = 2, tell: Callable[[RandomRun], None] = lambda _: None
+    seeds: Sequence[int],
+    *,
+    workers: int = 2,
+    seconds: float | None = None,
+    tell: Callable[[RandomRun], None] = lambda _: None,
 ) -> list[RandomRun]:
-    """Live through the story of each seed; each worker has a PostgreSQL server of its own, as that is killed too."""
+    """Live through the story of each seed; each worker has a PostgreSQL server of its own, as that is killed too.
+
+    After `seconds` no further story is begun: those that were are the first ones of `seeds`.
+    """
+    began = time.monotonic()
     todo: queues.SimpleQueue[int] = queues.SimpleQueue()
     for seed in seeds:
         todo.put(seed)
@@ -58,7 +66,7 @@ def run_random(
     def work(_worker: int) -> list[RandomRun]:
         done: list[RandomRun] = []
         with ground() as place, contextlib.suppress(queues.Empty):
-            while True:
+            while seconds is None or time.monotonic() - began < seconds:
                 done.append(run_story(place, tell_story(todo.get_nowait())))
                 tell(done[-1])
         return done

@@ -61,7 +61,7 @@ def run(
             side_by_side = workers or (3 if asked.counts_one_message else 1)
 
             def tell(one: Judged) -> None:
-                say.print(f"{one.kind:9} {_where(one)}", markup=False)
+                say.print(f"{one.kind:9} {_where(one)}", markup=False, soft_wrap=True)
 
             outcome = try_handler(place, subject, asked, lines=lines, only=only, workers=side_by_side, tell=tell)
     except (NoUse, ProbeFailed, SupervisorError, psycopg.Error) as error:
@@ -140,6 +140,6 @@ def _show(document: dict[str, Any], outcome: Outcome) -> None:
     console.print(table)
     console.print("undisturbed: " + ", ".join(f"{name} {count}" for name, count in outcome.expected.items()))
     for line in document["advice"]:
-        console.print(f"- {line}", markup=False)
+        console.print(f"- {line}", markup=False, soft_wrap=not sys.stdout.isatty())
     counts = ", ".join(f"{kind} {count}" for kind, count in document["summary"].items())
     console.print(f"{'ok' if document['ok'] else 'NOT OK'}: {len(outcome.judged)} kills; {counts}")

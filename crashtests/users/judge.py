@@ -115,7 +115,7 @@ def advise(mode: Mode, judged: Sequence[Judged], inside: frozenset[str]) -> list
                 '"transactional", and `tx` for every statement.'
             )
         elif inside:
-            advice.append(f"{_list(sorted(inside))} commits with the acknowledgement, and is never repeated.")
+            advice.append(f"inside the transaction, together with the acknowledgement: {_list(sorted(inside))}.")
     if Kind.UNKNOWN in kinds:
         advice.append("unknown: a message did not come to its end, or the probe failed; nothing can be said of it.")
     return advice

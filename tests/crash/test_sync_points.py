@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from crashtests import summaries
 from crashtests.checker import Verdict
 from crashtests.ground import Ground
-from crashtests.modes.nth import run_nth, run_undisturbed
+from crashtests.modes.nth import NthRun, run_nth, run_undisturbed
+from crashtests.rendezvous import Crossing
 from shared import syncpoints
 
 pytestmark = pytest.mark.timeout(300)
@@ -37,3 +39,26 @@ def test_who_crosses_the_nth_point_may_be_killed_there(crash_ground: Ground, fir
     for run in runs:
         assert run.at is not None
         assert run.verdict is Verdict.OK, (run.at, run.findings)
+
+
+def test_where_nobody_was_killed_by_number_somebody_is_on_purpose(
+    crash_ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No point of the registry is left to luck."""
+    monkeypatch.setattr("crashtests.modes.nth.POINTS", frozenset({"parent.renew.after", "child.tx.after_commit"}))
+    runs = run_nth(crash_ground, workers=2, first=1, limit=1, each_point=True)
+    assert [(run.n, run.aimed) for run in runs] == [(1, None), (1, "child.tx.after_commit"), (1, "parent.renew.after")]
+    assert [run.at.point for run in runs[1:] if run.at is not None] == [run.aimed for run in runs[1:]]
+    assert [run.findings for run in runs] == [()] * 3
+
+
+def test_a_point_at_which_nobody_was_killed_is_no_success() -> None:
+    """The part is not ok, and names it."""
+    runs = [
+        NthRun(n, Crossing(point.partition(".")[0], point, 1, 10, {}), Verdict.OK, 0)
+        for n, point in enumerate(sorted(syncpoints.POINTS), start=1)
+    ]
+    assert summaries.of_nth(runs).ok
+    left_out = summaries.of_nth([run for run in runs if run.at is not None and run.at.point != "parent.renew.after"])
+    assert left_out.problems == ["unknown: nobody was killed at parent.renew.after"]
+    assert f"{len(syncpoints.POINTS) - 1} of {len(syncpoints.POINTS)}" in left_out.summary.values()
