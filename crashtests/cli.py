@@ -288,13 +288,15 @@ def _command_soak(
     logs: Annotated[Path | None, typer.Option(help="Where logs of runs that are not ok go.")] = None,
     minutes: Minutes = None,
 ) -> None:
-    """The long ones: hundreds of random stories, a thousand deaths, thousands of simulated worlds."""
+    """The long ones: hundreds of random stories, a thousand deaths, thousands of simulated worlds. 0: not that one."""
 
     def work(session: _Session, place: Ground) -> None:
-        _endurance(session, place, deaths)
+        if deaths:
+            _endurance(session, place, deaths)
         if simulate:
             _simulation(session, simulate)
-        _random(session, place, seed, runs, workers, logs, minutes=minutes)
+        if runs:
+            _random(session, place, seed, runs, workers, logs, minutes=minutes)
 
     _on_ground(report, work)
 
