@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,23 +86,43 @@ class Drained:
         return self.messages / self.seconds
 
 
-def drain(connection: psycopg.Connection[Any], running: Service, name: str, *, limit_s: float = 300.0) -> Drained:
-    """Measure from the first look that finds work done to an empty queue: the start of the service is not counted."""
-    total = length(connection, name)
-    before, began, cpu = total, 0.0, 0.0
+def drain(connection: psycopg.Connection[Any], running: Service, name: str) -> Drained:
+    """Watch the service work a queue off."""
+    cpu = 0.0
+
+    def look(*, begins: bool) -> None:
+        nonlocal cpu
+        assert running.process.poll() is None, running.log[-4000:]
+        if begins:
+            cpu = cpu_s(running.pid)
+
+    messages, seconds = await_empty(connection, name, look)
+    return Drained(messages, seconds, cpu_s(running.pid) - cpu)
+
+
+def await_empty(
+    connection: psycopg.Connection[Any], name: str, look: Callable[..., None] | None = None, *, limit_s: float = 300.0
+) -> tuple[int, float]:
+    """Messages and seconds from the first look that finds work done to an empty queue: a start is not counted.
+
+    Counting costs the server as much as some hundred messages, so half of what seems to be left is slept through.
+    """
+    total = before = length(connection, name)
+    began = 0.0
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        assert running.process.poll() is None, running.log[-4000:]
-        now = length(connection, name)
-        if began == 0.0 and now < total:
-            before, began, cpu = now, time.monotonic(), cpu_s(running.pid)
-        if now == 0:
-            return Drained(before, time.monotonic() - began, cpu_s(running.pid) - cpu)
-        # Counting costs the server as much as some hundred messages: seldom, but where the times are taken.
-        time.sleep(0.5 if total / 10 < now < total else 0.05)
-    raise AssertionError(
-        f"{length(connection, name)} of {total} messages left after {limit_s} s\n{running.log[-4000:]}"
-    )
+        left = length(connection, name)
+        begins = not began and left < total
+        if begins:
+            before, began = left, time.monotonic()
+        if look is not None:
+            look(begins=begins)
+        if left == 0:
+            return before, time.monotonic() - began
+        done = before - left
+        left_s = left * (time.monotonic() - began) / done if began and done else 0.0
+        time.sleep(min(max(left_s / 2, 0.02), 2.0))
+    raise AssertionError(f"{length(connection, name)} of {total} messages left after {limit_s} s")
 
 
 def cpu_s(pid: int) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import time
 from typing import Any
 
 import psycopg
@@ -39,12 +38,7 @@ def _bare(server_dsn: str, messages: int, workers: int) -> float:
         processes = [context.Process(target=_bare_worker, args=(dsn,)) for _ in range(workers)]
         for process in processes:
             process.start()
-        before, began = messages, 0.0
-        while (left := harness.length(connection, "bench")) > 0:
-            if began == 0.0 and left < messages:
-                before, began = left, time.monotonic()
-            time.sleep(0.05)
-        seconds = time.monotonic() - began
+        before, seconds = harness.await_empty(connection, "bench")
         for process in processes:
             process.join()
         return before / seconds
