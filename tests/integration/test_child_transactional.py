@@ -592,3 +592,8 @@ def test_a_transaction_pooler_may_stand_between(db: psycopg.Connection[Any], dat
             seq, _ = one.ask()
             assert one.answer(seq, ACK).kind is Kind.COMMITTED
         assert (count(db, "bookings"), count(db, "pgmq.q_audit")) == (8, 4)
+        with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as neighbour:  # the same server session
+            assert count(neighbour, "pg_prepared_statements") == 0
+            left = "select name from pg_settings where source = 'session' and name <> 'client_encoding'"
+            known = {"application_name", "DateStyle", "TimeZone", "standard_conforming_strings", "IntervalStyle"}
+            assert {name for (name,) in neighbour.execute(left)} <= known  # the pooler's own care

@@ -56,7 +56,7 @@ async def test_a_claim_is_planned_once_and_goes_by_the_indexes(rows: Rows, datab
         assert "Seq Scan" not in plan
 
 
-@pytest.mark.parametrize("takes_options", [False, True], ids=["refuses options", "drops options"])
+@pytest.mark.parametrize("takes_options", [False, True], ids=["refuses-options", "drops-options"])
 async def test_behind_a_transaction_pooler_nothing_is_prepared(rows: Rows, database: str, takes_options: bool) -> None:
     """The session that prepared it may be another one's by now."""
     rows.send(1)

@@ -31,7 +31,7 @@ _PARTS: Final = (
     "Makefile",
 )
 _LIMIT_S: Final = 900.0
-_FAILED: Final = re.compile(r"^FAILED (\S+?)(?: - .*)?$", re.MULTILINE)
+_FAILED: Final = re.compile(r"^FAILED (.+?)(?: - .*)?$", re.MULTILINE)
 _BROKEN_SEED: Final = re.compile(r"^seed (\d+): story \w+, \d+ steps: (.*)$", re.MULTILINE)
 _TESTS_FAILED: Final = 1  # pytest's exit code; others say that it could not run them
 
