@@ -301,7 +301,7 @@ FAULTS: Final = (
         "supervisor/processes/starts.py",
         "            self._timer = self._loop.call_later(_LOOK_EVERY_S, self._look)",
         "            return",
-        ("tests/process/test_processes_messages.py", _DEATHS),
+        ("tests/process/test_processes_stuck.py",),
     ),
     Fault(
         "an exception of a handler is a success",
