@@ -11,6 +11,7 @@ from shared.pgmq.records import Ack, SettleItem
 
 if TYPE_CHECKING:
     from tests.simulation.children import FakeChild
+    from tests.simulation.shell import Shell
 
 
 class Violation(AssertionError):
@@ -27,6 +28,8 @@ class Message:
 
     forged: bool = False  # its headers claim accounts that nobody wrote
     claims: int = 0
+    unheard: int = 0  # claims that the database carried out when the supervisor that had sent them was no more
+    unheard_by: Shell | None = None  # the last claim was such a one, and whose
     starts: int = 0
     deaths: int = 0  # of children that had it in their hands, whatever was charged for it
     acks: int = 0
@@ -78,6 +81,11 @@ class Ledger:
             message.running.remove(child)
         if died:
             message.deaths += 1
+
+    def claimed(self, queue: str, msg_id: int, by: Shell) -> None:
+        message = self.message(queue, msg_id)
+        message.unheard += not by.alive
+        message.unheard_by = None if by.alive else by
 
     # --- what the database took -------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shared.pgmq.records import Ack, ReckonOutcome, SettleFailure, SettleItem, SettleOutcome, SettleResult
+from shared.pgmq.records import Ack, ClaimedRow, ReckonOutcome, SettleFailure, SettleItem, SettleOutcome, SettleResult
 from supervisor.core import commands as c
 from supervisor.core import events as e
 from supervisor.core import happenings as h
@@ -231,9 +231,16 @@ class Shell:
     def _claim(self, command: c.Claim) -> None:
         queue, name, asked_at = self.world.queues[command.queue], command.queue, self.world.timeline.now
         self._begin("claim", name)
+
+        def take() -> tuple[tuple[ClaimedRow, ...], float | None]:
+            found = queue.claim(command.limit, command.lease_s, command.byte_budget)
+            for row in found[0]:
+                self.world.ledger.claimed(name, row.fence.msg_id, self)
+            return found
+
         self._ask(
             "claim",
-            lambda: queue.claim(command.limit, command.lease_s, command.byte_budget),
+            take,
             lambda got: self._end("claim", name, e.Claimed(name, command.limit, asked_at, got[0], got[1])),
             lambda error: self._end("claim", name, e.ClaimFailed(name, error)),
         )

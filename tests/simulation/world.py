@@ -377,10 +377,16 @@ class World:
         for queue in self.queues.values():
             for row in queue.rows.values():
                 message = self.ledger.message(queue.name, row.msg_id)
-                untouched = message.claims and not message.deaths and not message.ran_free
+                # What was claimed unheard comes back after its lease: a former supervisor cannot give it back.
+                unheard = message.unheard_by is not None and message.unheard_by not in stopped
+                untouched = message.claims and not message.deaths and not message.ran_free and not unheard
                 if (row.lock is not None and not message.ran_free) or (untouched and row.vt_us > now_us + 1000):
                     raise Violation("a stop gives back what it held", f"{row} at {now_us}")
                 entry = json.loads(queue.accounts_of(row) or "{}")
-                if not message.starts and not message.forged and row.read_ct > entry.get("refunds", 0):
+                if (
+                    not message.starts
+                    and not message.forged
+                    and row.read_ct > entry.get("refunds", 0) + message.unheard
+                ):
                     raise Violation("what was not started is not charged", f"{row}")
         assert all(shell.core._state is CoreState.STOPPED for shell in stopped)
