@@ -31,6 +31,7 @@ from supervisor.core.types import ClaimId, Mode, TxIdentity
 from supervisor.database import Database
 from supervisor.telemetry.facts import DatabaseReconnected
 from tests.support.claims import claimed_in
+from tests.support.proxy import Proxy
 from tests.support.rows import DEAD, QUEUE, Rows, accounts
 from tests.support.shell import DELETE, NAME, running
 from tests.support.waiting import eventually
@@ -189,6 +190,21 @@ async def test_settlements_survive_the_end_of_their_sessions(rows: Rows, databas
         assert _kill_sessions(rows, "work") == 1
         assert [r.outcome for r in await shell.settle((row.fence, DELETE))] == [DONE]
         assert (await shell.facts.next(DatabaseReconnected)).role == "work"
+
+
+@pytest.mark.parametrize(("trap", "outcome"), [("swallow_reply", GONE), ("cut_before", DONE)])
+async def test_a_settlement_that_is_not_answered_is_said_again(
+    rows: Rows, database: str, proxy: Proxy, trap: str, outcome: SettleOutcome
+) -> None:
+    """On a new connection, before anybody is told that it failed; done twice it matches nothing."""
+    rows.send(1)
+    async with running(proxy.dsn, pool_size=1) as shell:
+        [row] = await shell.rows()
+        sprung = getattr(proxy, trap)(f'"a_{QUEUE}"')
+        settled = await shell.settle((row.fence, Ack(AckMode.ARCHIVE)))
+        assert [r.outcome for r in settled] == [outcome]
+        assert sprung.sprung
+        assert rows.ask(f"select count(*) from pgmq.a_{QUEUE}") == 1
 
 
 async def test_renewal_answers_each_lease(rows: Rows, database: str) -> None:

@@ -319,30 +319,24 @@ FAULTS: Final = (
     ),
     Fault(
         "a stop for one message reaches the next",
-        "supervisor/processes/processes.py",
-        """    def send_stop(self, command: SendStop) -> None:
-        \"\"\"The stop frame, for the message in hand only.\"\"\"
-        process = self._table.get(command.child)
-        if process is not None and process.channel.talk.claim_id == command.claim_id:""",
-        """    def send_stop(self, command: SendStop) -> None:
-        \"\"\"The stop frame, for the message in hand only.\"\"\"
-        process = self._table.get(command.child)
-        if process is not None:""",
-        ("tests/process/test_processes_stuck.py", "tests/process/test_processes_messages.py", "tests/mutation"),
+        "child/channel.py",
+        "            elif frame.seq == self.seq:\n",
+        "            else:\n",
+        (_CHILD,),
     ),
     Fault(
         "left-overs are killed by number, whoever has it now",
         "supervisor/processes/killing.py",
         "if stat is None or stat.start_ticks != start_ticks or not stat.alive:",
         "if stat is None:",
-        ("tests/process/test_processes_leftovers.py", "tests/process/test_guard_death.py", "tests/mutation"),
+        ("tests/process/test_processes_leftovers.py",),
     ),
     Fault(
         "last words of a dead child are not read",
         "supervisor/processes/endings.py",
         "        process.channel.drain()\n",
         "        process.channel.close()\n",
-        ("tests/process/test_processes_deaths.py", "tests/process/test_processes_protocol.py"),
+        ("tests/process/test_processes_protocol.py",),
     ),
     Fault(
         "only the leader is killed, not its group",
@@ -377,7 +371,7 @@ FAULTS: Final = (
         "supervisor/database/settler.py",
         "again = isinstance(error, ConnectionLost) or is_transient(error)",
         "again = False",
-        ("tests/integration/test_database_commands.py", "tests/crash/test_network.py"),
+        ("tests/integration/test_database_commands.py",),
     ),
     # --- the marks of the tests themselves: what they say is exercised is
     Fault(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,8 +16,9 @@ from supervisor.core.commands import SendExit
 from supervisor.core.events import ChildReady, MemoryMeasured
 from supervisor.core.types import SUCCESS
 from supervisor.processes import procfs
+from supervisor.processes.killing import kill_exactly
 from tests.support.breeding import PRELUDE, WAYS
-from tests.support.processes import World, alive, spec_for, world
+from tests.support.processes import World, alive, spec_for, wait_for_end, world
 
 END = {
     "kill": "os.kill(os.getpid(), 9)",
@@ -53,6 +55,29 @@ async def test_nothing_survives_its_child(tmp_path: Path, way: str, end: str) ->
         assert not [pid for pid in pids if alive(pid)]
         assert not it.adopted()
         assert it.swept >= len(pids)
+
+
+async def test_a_kill_is_for_the_whole_group_at_once(tmp_path: Path) -> None:
+    """Nobody of it may go on until the sweep comes by: it stands still here."""
+    async with world(spec_for(tmp_path, handler(WAYS["plain"] + "\ntime.sleep(3600)"))) as it:
+        child = await it.ready()
+        it.dispatch(child)
+        [pid] = await it.until(lambda: told_pids(it))
+        it.kill(child)
+        wait_for_end(pid)
+        await it.died(child)
+
+
+def test_a_process_is_killed_only_with_its_own_start_time() -> None:
+    """Its number alone may be another's by now."""
+    with subprocess.Popen(["sleep", "999"]) as sleeper, contextlib.ExitStack() as stack:
+        stack.callback(sleeper.kill)
+        stat = procfs.read_stat(sleeper.pid)
+        assert stat is not None
+        assert not kill_exactly(sleeper.pid, stat.start_ticks - 1)
+        assert sleeper.poll() is None
+        assert kill_exactly(sleeper.pid, stat.start_ticks)
+        assert sleeper.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("way", ["shell", "double_fork", "cleared_environment"])

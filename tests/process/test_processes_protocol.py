@@ -23,7 +23,7 @@ from supervisor.core.events import (
 from supervisor.core.types import SUCCESS, ClaimId, Mode, TxIdentity
 from supervisor.processes.launcher import PopenLauncher
 from supervisor.processes.spec import ChildSpec
-from tests.support.processes import alive, world
+from tests.support.processes import alive, wait_for_end, world
 
 FAKE = PopenLauncher(child_main=Path(__file__).parents[1] / "support" / "fake_child.py")
 
@@ -41,6 +41,16 @@ async def test_a_whole_result_counts_although_the_child_died_at_once() -> None:
             claim = it.dispatch(child)
             assert (await it.died(child)).signal == "SIGKILL"
             assert it.outcome(claim) == SUCCESS
+
+
+async def test_a_result_of_many_reads_counts_although_the_child_died_at_once() -> None:
+    """What is still to be read when its end is seen is read then."""
+    async with world(fake("much_and_die"), launcher=FAKE) as it:
+        child = await it.ready()
+        claim = it.dispatch(child)
+        wait_for_end(it.pids[child])  # the loop stands still, and finds frame and end together
+        assert (await it.died(child)).signal == "SIGKILL"
+        assert it.outcome(claim) is not None
 
 
 async def test_half_a_result_counts_for_nothing() -> None:

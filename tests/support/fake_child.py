@@ -38,6 +38,13 @@ def done_and_die(sock: socket.socket, seq: int) -> None:
     die()
 
 
+def much_and_die(sock: socket.socket, seq: int) -> None:
+    """A result of more than one read in the moment of death."""
+    begin(seq)
+    sock.sendall(encode(Kind.RESULT, seq, {"kind": "reject", "reason": "x" * 100_000}))
+    die()
+
+
 def half_a_result(sock: socket.socket, seq: int) -> None:
     """Death in the middle of a result."""
     begin(seq)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import select
 import textwrap
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -174,6 +175,17 @@ def alive(pid: int) -> bool:
     """Whether a process can still run code."""
     stat = procfs.read_stat(pid)
     return stat is not None and stat.alive
+
+
+def wait_for_end(pid: int, timeout_s: float = PATIENCE_S) -> None:
+    """Wait for the end of a process, and let the event loop stand still meanwhile."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        assert poll.poll(timeout_s * 1000), f"{pid} does not end"
+    finally:
+        os.close(pidfd)
 
 
 def write_handler(folder: Path, source: str, *, module: str = "app") -> str:
