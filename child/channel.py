@@ -154,6 +154,10 @@ class Channel:
         if not self._reading.acquire(blocking=False):
             return  # another thread looks right now
         try:
+            if self._frames:  # read together with what came before them: the message itself, or the answer to a claim
+                read = list(self._frames)
+                self._frames.clear()
+                self._sort(read)
             while not self._closed:
                 try:
                     data = self._recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)

@@ -204,6 +204,18 @@ def test_a_stop_for_another_message_is_ignored() -> None:
         assert child.run("message.stop_requested")["reason"] == "False"
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["its-own", "of-the-message-before"])
+def test_a_stop_that_is_read_together_with_its_message_counts(late: bool) -> None:
+    """The child was slow: dispatch and stop lay there side by side."""
+    with ChildHarness("plain:show") as child:
+        child.run("1")
+        os.kill(child.pid, signal.SIGSTOP)
+        seq = child.dispatch("message.stop_requested")
+        child.send(Kind.STOP, seq - 1 if late else seq, {"reason": "shutdown"})
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.outcome(seq)["reason"] == str(not late)
+
+
 def test_a_thread_sees_the_stop() -> None:
     """Any thread may ask."""
     with ChildHarness("plain:wait_for_stop_in_thread") as child:
