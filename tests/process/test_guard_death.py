@@ -47,8 +47,8 @@ class Small:
         self._log = log
 
     def lines(self) -> list[str]:
-        """What it has said."""
-        return self._log.read_text().splitlines()
+        """What it has said, in whole lines."""
+        return self._log.read_text().rpartition("\n")[0].splitlines()
 
     def pids(self, *words: str) -> list[int]:
         """Pids that were said after one of these words."""

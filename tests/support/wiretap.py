@@ -19,6 +19,7 @@ class Statements:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._prepared: dict[bytes, str] = {}
         self._started = False
         self.asked_for_encryption = False
         self.opaque = False
@@ -34,7 +35,13 @@ class Statements:
             if kind == b"Q":
                 found.append(_text(payload))
             elif kind == b"P":
-                found.append(_text(payload.split(b"\0", 1)[1]))
+                name, text = payload.split(b"\0", 1)
+                if name:
+                    self._prepared[name] = _text(text)  # said when it is bound, not now
+                else:
+                    found.append(_text(text))
+            elif kind == b"B" and (name := payload.split(b"\0", 2)[1]):
+                found.append(self._prepared.get(name, ""))
         return found
 
     def _next(self) -> tuple[bytes, bytes] | None:
