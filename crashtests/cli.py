@@ -123,6 +123,7 @@ def _random(
     workers: int,
     logs: Path | None,
     *,
+    name: str = "random",
     minutes: float | None = None,
     earlier: Part | None = None,
 ) -> None:
@@ -141,7 +142,10 @@ def _random(
     seconds = None if minutes is None else minutes * 60
     done = run_random(range(seed, seed + runs), workers=workers, seconds=seconds, tell=tell)
     session.add(
-        summaries.of_random(done, earlier), began, _postgres(place), took_before=earlier.seconds if earlier else 0
+        summaries.of_random(done, earlier, name=name),
+        began,
+        _postgres(place),
+        took_before=earlier.seconds if earlier else 0,
     )
 
 
@@ -164,7 +168,7 @@ def _endurance(session: _Session, place: Ground, deaths: int) -> None:
     session.add(part, began, _postgres(place))
 
 
-def _simulation(session: _Session, seeds: int) -> None:
+def _simulation(session: _Session, seeds: int, name: str = "simulation") -> None:
     """The simulator belongs to the checkout, not to the package: there it is run as its users do."""
     root = Path(__file__).resolve().parents[1]
     if not (root / "tests" / "simulation").is_dir():
@@ -173,7 +177,7 @@ def _simulation(session: _Session, seeds: int) -> None:
     began = time.monotonic()
     command = [sys.executable, "-m", "tests.simulation", "--seed", "1", "--runs", str(seeds), "--keep-going"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    part = Part("simulation")
+    part = Part(name)
     found = _SIMULATED.search(done.stdout)
     if found is not None:
         held, of, steps = found.groups()
@@ -229,13 +233,15 @@ def _command_random(
     earlier = _earlier(report) if more else None
     _on_ground(
         report,
-        lambda session, place: _random(session, place, seed, runs, workers, logs, minutes=minutes, earlier=earlier),
+        lambda session, place: _random(
+            session, place, seed, runs, workers, logs, name="random soak", minutes=minutes, earlier=earlier
+        ),
     )
 
 
 def _earlier(report: Path | None) -> Part:
     """The random stories of a report. Only those of the same code can be added to."""
-    part = load(report.with_suffix(".json")).get("random") if report is not None else None
+    part = load(report.with_suffix(".json")).get("random soak") if report is not None else None
     if part is None or not part.tally.get("runs"):
         raise typer.BadParameter("--more: there is no report to go on from")
     commit = versions().get("commit", "")
@@ -294,9 +300,9 @@ def _command_soak(
         if deaths:
             _endurance(session, place, deaths)
         if simulate:
-            _simulation(session, simulate)
+            _simulation(session, simulate, "simulation soak")
         if runs:
-            _random(session, place, seed, runs, workers, logs, minutes=minutes)
+            _random(session, place, seed, runs, workers, logs, name="random soak", minutes=minutes)
 
     _on_ground(report, work)
 

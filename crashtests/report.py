@@ -44,9 +44,11 @@ def render(parts: dict[str, Part]) -> str:
         ("Kill points", "points", _points),
         ("The n-th sync point", "nth", _nth),
         ("Random kills", "random", _random),
+        ("Random kills, the long run", "random soak", _random),
         ("Network", "network", _network),
         ("Endurance", "endurance", _figures),
         ("Simulation of the core", "simulation", _figures),
+        ("Simulation of the core, the long run", "simulation soak", _figures),
         ("Deliberate faults", "mutations", _mutations),
     ):
         part = parts.get(name)

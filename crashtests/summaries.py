@@ -91,9 +91,9 @@ def of_nth(runs: Sequence[NthRun]) -> Part:
     return part
 
 
-def of_random(runs: Sequence[RandomRun], earlier: Part | None = None) -> Part:
+def of_random(runs: Sequence[RandomRun], earlier: Part | None = None, *, name: str = "random") -> Part:
     """One row a kind of fault. `earlier`: the part that these runs go on from, and are added to."""
-    part = Part("random")
+    part = Part(name)
     before = {row["fault"]: row for row in earlier.rows} if earlier is not None else {}
     for kind in FaultKind:
         times = [sum(fault.kind is kind for fault in run.story.faults) for run in runs]

@@ -56,7 +56,7 @@ def test_only_runs_of_the_same_code_are_added(tmp_path: Path, stored: bool) -> N
     if stored:
         part: Part = of_random([lived(1)])
         part.stamp({"commit": "0123456789"})
-        save(tmp_path / "report.json", {"random": part})
+        save(tmp_path / "report.json", {"random soak": part})
     done = CliRunner().invoke(app, ["random", "--report", str(report), "--more"])
     assert done.exit_code == 2
     assert "--more" in done.output
