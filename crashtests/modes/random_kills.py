@@ -27,6 +27,7 @@ __all__ = ["RandomRun", "run_random", "run_story"]
 
 _BEGIN_S: Final = 60.0
 _END_S: Final = 120.0
+_GONE_S: Final = 10.0
 _AGAIN_S: Final = 0.5  # a supervisor that ended by itself is started again not faster than this
 _SERVER_SIGNALS: Final = {FaultKind.POSTGRES: signal.SIGQUIT, FaultKind.POSTMASTER: signal.SIGKILL}
 _BACKENDS: Final = frozenset({FaultKind.SESSION, FaultKind.BACKEND})
@@ -113,7 +114,8 @@ def _live_through(place: Ground, stand: Scene, story: Story) -> None:
     while not stand.wait_ended(stand.sent, 0.0) and time.monotonic() < end:
         _keep_running(stand, until=time.monotonic() + 0.1)
     _keep_running(stand, until=0.0)
-    wait_until(lambda: len(stand.stage.children()) == 2 * CONCURRENCY, _BEGIN_S)  # it can be stopped in order
+    if not wait_until(lambda: len(stand.stage.children()) == 2 * CONCURRENCY, _BEGIN_S):  # it can be stopped in order
+        raise TimeoutError(f"{len(stand.stage.children())} children at the end")
 
 
 def _keep_running(stand: Scene, *, until: float) -> None:
@@ -150,18 +152,24 @@ def _trouble_supervisor(stage: Stage, fault: Fault) -> None:
         case FaultKind.GUARD:
             _kill(stage.guards())
         case FaultKind.PARENT:
-            stage.parent.kill()
+            _kill_parent(stage)
         case FaultKind.PARENT_AND_GUARD:
             guards = stage.guards()
             stage.parent.freeze()
             _kill(guards)
-            stage.parent.kill()
+            _kill_parent(stage)
         case FaultKind.DEPLOY:
             stage.stop()
         case _:
             stage.parent.freeze()
             time.sleep(LEASE_S * 1.5)
             stage.parent.thaw()
+
+
+def _kill_parent(stage: Stage) -> None:
+    """And see it dead: what still looks alive would not be started again."""
+    stage.parent.kill()
+    stage.parent.wait_gone(_GONE_S)
 
 
 def _some(pids: list[int], pick: float) -> list[int]:
