@@ -60,7 +60,7 @@ class _Session:
 
     def __init__(self, report: Path | None) -> None:
         self._report = report
-        self._failed = False
+        self._done: dict[str, bool] = {}
         self._began = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -71,7 +71,7 @@ class _Session:
         """Say how a part ended, and put it into the report."""
         part.seconds = time.monotonic() - began + took_before
         part.stamp(versions(postgres))
-        self._failed = self._failed or not part.ok
+        self._done[part.name] = part.ok
         for line in part.problems:
             typer.echo(f"    {line}")
         figures = ", ".join(f"{name}: {value}" for name, value in part.summary.items())
@@ -83,8 +83,11 @@ class _Session:
             write(self._report, parts)
 
     def end(self) -> None:
-        """Exit."""
-        raise typer.Exit(1 if self._failed else 0)
+        """Say how all of it ended, and exit."""
+        failed = [name for name, ok in self._done.items() if not ok]
+        where = f"; written to {self._report}" if self._report is not None else ""
+        self.say((f"NOT OK: {', '.join(failed)}" if failed else "all is as promised") + where)
+        raise typer.Exit(1 if failed else 0)
 
 
 # --- the parts --------------------------------------------------------------------------------------------------------
@@ -110,6 +113,8 @@ def _nth(session: _Session, place: Ground, workers: int) -> None:
     def tell(run: NthRun) -> None:
         where = "ended unkilled" if run.at is None else f"killed at {run.at.point}"
         session.say(f"{run.verdict:7} {run.name}: {where}, duplicates {run.repeats}")
+        if run.verdict is not Verdict.OK:
+            typer.echo("\n".join(f"    {found.rule}: {found.text}" for found in run.findings))
 
     part = summaries.of_nth(run_nth(place, workers=workers, each_point=True, tell=tell))
     session.add(part, began, _postgres(place))
@@ -134,8 +139,10 @@ def _random(
     def tell(run: RandomRun) -> None:
         session.say(f"{run.verdict:7} {run.story.text()}; duplicates {run.repeats} of {run.story.repeats} allowed")
         if run.verdict is not Verdict.OK:
-            typer.echo("\n".join(f"    {found}" for found in run.findings))
-            if logs is not None:
+            typer.echo("\n".join(f"    {found.rule}: {found.text}" for found in run.findings))
+            if logs is None:
+                typer.echo(run.log)
+            else:
                 logs.mkdir(parents=True, exist_ok=True)
                 (logs / f"random-{run.story.seed}.log").write_text(run.log, encoding="utf-8")
 
@@ -156,7 +163,7 @@ def _network(session: _Session, place: Ground, seed: int, runs: int, workers: in
         allowed = run.scenario.repeats
         session.say(f"{run.verdict:7} {run.scenario.name}: duplicates {run.repeats} of {allowed} allowed")
         if run.verdict is not Verdict.OK:
-            typer.echo(run.log)
+            typer.echo("\n".join([*(f"    {found.rule}: {found.text}" for found in run.findings), run.log]))
 
     part = summaries.of_network(run_network(place, SCENARIOS, seed=seed, runs=runs, workers=workers, tell=tell))
     session.add(part, began, _postgres(place))
