@@ -15,13 +15,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import deaths, harness, latency, limits, throughput, transactional
+from tests.bench import deaths, harness, latency, limits, scrapes, throughput, transactional
 
 BENCHES: dict[str, Callable[[str, bool], dict[str, Any]]] = {
     "throughput": lambda dsn, quick: throughput.run(dsn, messages=20_000 if quick else 100_000),
     "latency": lambda dsn, quick: latency.run(dsn, rounds=10 if quick else 50),
     "deaths": lambda dsn, quick: deaths.run(dsn, messages=2_000 if quick else 10_000, rounds=10 if quick else 30),
     "limits": lambda dsn, quick: limits.run(dsn, rounds=1 if quick else 5),
+    "scrapes": lambda dsn, quick: scrapes.run(dsn, messages=5_000 if quick else 20_000),
     "transactional": lambda dsn, quick: transactional.run(dsn, messages=4_000 if quick else 20_000),
 }
 

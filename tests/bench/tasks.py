@@ -22,6 +22,11 @@ def report(message):
     _socket.sendto(str(time.monotonic_ns()).encode(), ("127.0.0.1", _PORT))
 
 
+def two_ms(message):
+    """Two milliseconds."""
+    time.sleep(0.002)
+
+
 def ten_ms(message):
     """Ten milliseconds; a body that is true kills the child."""
     time.sleep(0.01)

@@ -31,7 +31,8 @@ class Watch:
 
         eventually(lambda: len(ports()) >= start or service.process.poll() is not None, timeout_s=60, what="HTTP")
         assert len(ports()) >= start, service.log[-4000:]
-        self._base = f"http://127.0.0.1:{ports()[start - 1]}"
+        self.port = ports()[start - 1]
+        self._base = f"http://127.0.0.1:{self.port}"
 
     def get(self, path: str) -> tuple[int, str]:
         """Ask; gives status and text, of refusals too."""
