@@ -1,17 +1,16 @@
 """A network that misbehaves: a TCP proxy between a supervisor and PostgreSQL.
 
-    client ──▶ request thread ──▶ PostgreSQL        cut: both ends are closed, in mid-word
-           ◀── answer thread ◀──                    freeze: nothing passes, nobody is told
-                                                    late: every piece takes so long
-    a tripwire watches requests for some bytes:     swallow: the request is carried out, its answer is lost
-                                                    withhold: the request never arrives
-
-Of the protocol it knows one thing, the message that ends an answer (ReadyForQuery).
+client ──▶ request thread ──▶ PostgreSQL        cut: both ends are closed, in mid-word
+       ◀── answer thread ◀──                    freeze: nothing passes, nobody is told
+                                                late: every piece takes so long
+a tripwire watches the statements that are said, swallow: the request is carried out, its answer is lost
+prepared ones when they are bound:              withhold: the request never arrives
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import struct
 import threading
@@ -21,6 +20,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 from psycopg import conninfo
+
+from crashtests.wiretap import Statements
 
 __all__ = ["Proxy", "Tripwire", "What"]
 
@@ -39,9 +40,9 @@ class What(StrEnum):
 
 
 class Tripwire:
-    """Waits for `pattern` in what clients say on connections whose first words contain `who`; springs once."""
+    """Waits for a statement with `pattern` in it, on connections whose first words contain `who`; springs once."""
 
-    def __init__(self, pattern: bytes, what: What, who: bytes) -> None:
+    def __init__(self, pattern: re.Pattern[str], what: What, who: bytes) -> None:
         """Armed from the start."""
         self.pattern = pattern
         self.what = what
@@ -107,9 +108,9 @@ class Proxy:
         """Let it pass again, with all that has waited."""
         self._flows.set()
 
-    def tripwire(self, pattern: bytes, what: What, *, who: bytes = b"") -> Tripwire:
-        """Set one."""
-        made = Tripwire(pattern.lower(), what, who)
+    def tripwire(self, pattern: str, what: What, *, who: bytes = b"") -> Tripwire:
+        """Set one; `pattern` is a regular expression, in any case."""
+        made = Tripwire(re.compile(pattern, re.IGNORECASE), what, who)
         with self._lock:
             self._tripwires.append(made)
         return made
@@ -156,11 +157,11 @@ class Proxy:
             time.sleep(self.late_s)
         to.sendall(data)
 
-    def touched(self, said: bytes, first_words: bytes) -> Tripwire | None:
-        """The tripwire that these words touch."""
+    def touched(self, statement: str, first_words: bytes) -> Tripwire | None:
+        """The tripwire that this statement touches."""
         with self._lock:
             for tripwire in self._tripwires:
-                if tripwire.pattern in said and tripwire.who in first_words and tripwire.touch():
+                if tripwire.pattern.search(statement) and tripwire.who in first_words and tripwire.touch():
                     self._tripwires.remove(tripwire)
                     return tripwire
         return None
@@ -174,7 +175,7 @@ class _Link:
         self._client = client
         self._server = server
         self._first_words = b""
-        self._said = b""  # the end of what the client said, for patterns that come in pieces
+        self._statements = Statements()
         self._swallows: Tripwire | None = None
 
     def run(self) -> None:
@@ -196,9 +197,10 @@ class _Link:
     def _request(self, data: bytes) -> bool:
         if len(self._first_words) < _FIRST_BYTES:
             self._first_words += data
-        self._said = (self._said + data.lower())[-_PIECE_BYTES * 2 :]
-        tripwire = self._proxy.touched(self._said, self._first_words)
-        if tripwire is not None:
+        for statement in self._statements.feed(data):
+            tripwire = self._proxy.touched(statement, self._first_words)
+            if tripwire is None:
+                continue
             if tripwire.what is What.WITHHOLD:
                 self.cut()
                 tripwire.spring()
@@ -214,7 +216,6 @@ class _Link:
             self.cut()
             tripwire.spring()
             return False
-        self._said = b""  # what was said before has been answered
         self._proxy.pass_on(data, self._client)
         return True
 

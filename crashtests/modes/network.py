@@ -30,11 +30,11 @@ _LOAD: Final = 20  # messages of each queue
 _AFTER_TROUBLE_S: Final = 1.0
 
 # What the statements of the product are known by on the wire.
-_COMMIT: Final = b"commit\0"
+_COMMIT: Final = "commit$"
 _TX_SESSION: Final = b"pgmq-supervisor " + TRANSACTIONAL.encode()
-_ACK: Final = b'"pgmq"."a_' + REGULAR.encode()
-_CLAIM: Final = b"_pg3_"  # the driver's name for a prepared statement: of a supervisor's only claims are
-_RECKONING: Final = b"with held as materialized"
+_ACK: Final = f'"pgmq"."a_{REGULAR}'
+_CLAIM: Final = "with due as materialized"
+_RECKONING: Final = "with held as materialized"
 _RECKONER: Final = b"pgmq-supervisor reckon"
 _RENEWER: Final = b"pgmq-supervisor renew"
 
@@ -164,7 +164,7 @@ def _away(place: Scene, proxy: Proxy, rng: random.Random) -> str | None:
     return None
 
 
-def _touch(queue: str, pattern: bytes, what: What, *, who: bytes = b"", **body: object) -> Callable[..., str | None]:
+def _touch(queue: str, pattern: str, what: What, *, who: bytes = b"", **body: object) -> Callable[..., str | None]:
     """One message, and the statement about it that gets lost."""
 
     def trouble(place: Scene, proxy: Proxy, _rng: random.Random) -> str | None:

@@ -156,7 +156,9 @@ class _Lane:
         ids: dict[str, int | str] = {"queue": self._queue, "count": len(items), "msg_id": items[0].fence.msg_id}
         syncpoints.hit("parent.settle.before", ids)
         cursor = connection.cursor(binary=True)
-        await cursor.execute(batch.statement, batch.parameters())
+        # Only these are said often. Those of a queue that is quiet cost less than half when they are planned already.
+        prepare = True if isinstance(items[0].settlement, Ack) else None
+        await cursor.execute(batch.statement, batch.parameters(), prepare=prepare)
         done = {number for (number,) in await cursor.fetchall() if number is not None}
         syncpoints.hit("parent.settle.after", ids)
         if len(done) == len(items):

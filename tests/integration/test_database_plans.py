@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.pgmq.statements import claiming
+from shared.pgmq.records import Fence
+from shared.pgmq.statements import claiming, settling
 from supervisor.core import commands as c
 from supervisor.core import events as e
+from supervisor.database.arrays import fences
 from supervisor.database.connections import Connection, ConnectionOptions, Connections
 from tests.support.pooler import transaction_pooler
 from tests.support.rows import QUEUE, Rows
@@ -53,6 +55,22 @@ async def test_a_claim_is_planned_once_and_goes_by_the_indexes(rows: Rows, datab
         plan = "\n".join(line for (line,) in await explained.fetchall())
         assert f"Index Scan using q_{QUEUE}_vt_idx" in plan
         assert "Tid Scan" in plan
+        assert "Seq Scan" not in plan
+
+
+async def test_an_acknowledgement_goes_by_the_key(rows: Rows, database: str) -> None:
+    """However few rows the table seemed to have."""
+    wanted = fences([Fence(n, 1, 1) for n in range(1, 101)])
+    async with await _connect(database) as connection:
+        for _ in range(_OFTEN):
+            await connection.cursor(binary=True).execute(settling.ack_delete(QUEUE), wanted, prepare=True)
+        found = await connection.execute("select name, generic_plans from pg_prepared_statements", prepare=False)
+        [(name, generic_plans)] = await found.fetchall()
+        assert generic_plans > 0
+        arrays = ", ".join(f"'{text}'" for text in wanted.values())
+        explained = await connection.execute(f'explain execute "{name}" ({arrays})', prepare=False)
+        plan = "\n".join(line for (line,) in await explained.fetchall())
+        assert "Index Cond: (msg_id = w.msg_id)" in plan
         assert "Seq Scan" not in plan
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -14,6 +15,7 @@ from shared.pgmq.records import Fence
 from shared.pgmq.statements import queues, settling
 from supervisor.database.arrays import fences
 from tests.support.rows import DEAD, QUEUE, Rows, accounts
+from tests.support.waiting import eventually
 
 ENVELOPE = json.dumps({"version": 1, "reason": "failed", "source": {"queue": QUEUE, "msg_id": 1, "attempt": 1}})
 
@@ -56,6 +58,27 @@ def test_an_expired_lease_settles_nothing_but_a_release(rows: Rows) -> None:
     assert rows.renew(row.fence) == {}
     assert rows.release(row.fence, accounts=accounts(QUEUE, msg_id, refunds=1)) == [1]
     assert rows.headers(msg_id)["x-supervisor"]["refunds"] == 1
+
+
+@pytest.mark.parametrize("statement", [settling.ack_delete, settling.ack_archive, settling.retry, settling.release])
+def test_a_row_that_was_claimed_between_the_look_and_the_lock_is_not_ours(
+    rows: Rows, database: str, statement: Callable[[str], bytes]
+) -> None:
+    """The guard is asked again of the row as it is when the lock is had."""
+    kept = rows.send(1)
+    lost = rows.send(2)
+    fences_of = {row.fence.msg_id: row.fence for row in rows.claim()}
+    slow = statement(QUEUE).replace(b" from unnest(", b" from (select pg_sleep(1)) as nap, unnest(", 1)
+    assert slow != statement(QUEUE)
+    wanted = {"delays": "{0,0}", "accounts": [None, None], **fences([fences_of[lost], fences_of[kept]])}
+    with ThreadPoolExecutor() as pool, psycopg.connect(database, autocommit=True) as other:
+        settled = pool.submit(rows.run, slow, **wanted)
+        look = "select wait_event = 'PgSleep' from pg_stat_activity where pid = %s"
+        pid = rows.connection.info.backend_pid
+        eventually(lambda: other.execute(look, (pid,)).fetchone() == (True,))
+        other.execute(f"update pgmq.q_{QUEUE} set read_ct = 2, last_read_at = now() where msg_id = %s", (lost,))
+        assert [n for (n,) in settled.result() if n is not None] == [2]
+    assert rows.ask(f"select read_ct from pgmq.q_{QUEUE} where msg_id = %s", lost) == 2
 
 
 def test_archive_moves_the_row(rows: Rows) -> None:

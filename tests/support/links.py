@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from tests.support.wiretap import Answers, Statements
+from crashtests.wiretap import Answers, Statements
 
 __all__ = ["PATIENCE_S", "Link", "Trap"]
 

@@ -31,10 +31,15 @@ _LEASE = sql.SQL(" and m.vt > clock_timestamp()")
 
 
 def _held(queue: str, *, with_lease: bool = True) -> sql.Composed:
-    """Compose the guard: places of the rows that are ours, locked until the end of the transaction."""
+    """Compose the guard: places of the rows that are ours, locked until the end of the transaction.
+
+    Lateral, so that each is looked up by its number whatever the planner believes of the table: an acknowledgement is
+    prepared, perhaps while the queue was empty. A row that changes between the look and the lock is looked at again.
+    """
     return piece(
-        "held as materialized (select m.tableoid as part, m.ctid as place, w.n"
-        " from {wanted} join {q} as m on {fence}{lease} for update of m skip locked)",
+        "held as materialized (select t.part, t.place, w.n from {wanted} cross join lateral ("
+        "select m.tableoid as part, m.ctid as place from {q} as m where {fence}{lease} for update of m skip locked"
+        ") as t)",
         wanted=WANTED,
         q=live(queue),
         fence=FENCE,

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from tests.support.wiretap import Answers, Statements
+from crashtests.wiretap import Answers, Statements
 
 
 def startup(code: int = 196608) -> bytes:

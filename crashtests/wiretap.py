@@ -1,6 +1,6 @@
 """Reading along on a connection to PostgreSQL: which statements a client says, and when an answer is whole.
 
-Only what the proxy has to know. A connection that turns to TLS is passed on unread.
+Only what a proxy has to know. A connection that turns to TLS is passed on unread.
 """
 
 from __future__ import annotations
