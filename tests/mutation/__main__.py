@@ -9,8 +9,8 @@ from pathlib import Path
 
 from crashtests.report import write
 from crashtests.results import Part, load, save, versions
-from tests.mutation.faults import FAULTS, Fault
-from tests.mutation.tree import Tree, copied_tree
+from tests.mutation.faults import FAULTS, SIMULATION, Fault
+from tests.mutation.tree import Asked, Tree, copied_tree
 
 
 def main() -> int:
@@ -59,11 +59,13 @@ def _try(tree: Tree, fault: Fault) -> dict[str, str]:
 
 def _try_without(tree: Tree, part: Part) -> None:
     """The tests that caught something must pass where nothing is broken: else they prove nothing."""
-    for test in dict.fromkeys(row["caught_by"] for row in part.rows if row["result"] == "caught"):
-        asked = tree.ask("simulation" if test.startswith("simulation") else test)
+    caught_by = list(dict.fromkeys(row["caught_by"] for row in part.rows if row["result"] == "caught"))
+    tests = [test for test in caught_by if not test.startswith(SIMULATION)]
+    for together in (tests, [SIMULATION] if len(tests) < len(caught_by) else []):
+        asked = tree.ask(*together) if together else Asked()
         if asked.failed is not None or asked.broken is not None:
-            part.problems.append(f"fails without any fault: {test}")
-            print(f"fails without any fault: {test}", flush=True)
+            part.problems.append(f"fails without any fault: {asked.failed or asked.broken}")
+            print(part.problems[-1], flush=True)
 
 
 if __name__ == "__main__":

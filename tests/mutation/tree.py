@@ -71,9 +71,9 @@ class Tree:
         done = self._run([sys.executable, "-c", code])
         return all(path.startswith(f"{self._folder}{os.sep}") for path in done.stdout.split()) and bool(done.stdout)
 
-    def ask(self, tests: str) -> Asked:
+    def ask(self, *tests: str) -> Asked:
         """Run tests until the first fails."""
-        if tests == SIMULATION:
+        if tests == (SIMULATION,):
             done = self._run([sys.executable, "-m", "tests.simulation", "--seed", "1", "--runs", "300", "--tail", "0"])
             found = _BROKEN_SEED.search(done.stdout)
             if done.returncode == 0:
@@ -82,7 +82,7 @@ class Tree:
                 return Asked(failed=f"simulation: {_last_line(done.stderr)}")
             return Asked(failed=f"simulation, seed {found[1]}: {found[2].partition(':')[0]}")
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--ignore=tests/mutation/test_faults.py"]
-        done = self._run([sys.executable, "-m", "pytest", *options, tests])
+        done = self._run([sys.executable, "-m", "pytest", *options, *tests])
         if done.returncode == 0:
             return Asked()
         found = _FAILED.search(done.stdout)
