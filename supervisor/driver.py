@@ -78,13 +78,13 @@ class Driver:
     def _handle_all(self) -> None:
         events, handle, clock = self._events, self._core.handle, self._clock
         find, tell = self._executors.get, self._tell
-        now = clock()
-        if now - self.beat_at > _STOOD_STILL_S:
-            events.appendleft(StoodStill(now - self.beat_at))
+        now = self.beat_at
         for _ in range(_EVENTS_A_TURN):
             if not events:
                 break
-            now = clock()
+            before, now = now, clock()
+            if now - before > _STOOD_STILL_S:  # also between two events: a process can be stopped anywhere
+                events.appendleft(StoodStill(now - before))
             for said in handle(events.popleft(), now):
                 find(type(said), tell)(said)
         self.beat_at = now
