@@ -152,10 +152,13 @@ def _figures(part: Part | None) -> list[str]:
 def _mutations(part: Part | None) -> list[str]:
     if part is None:
         return [_NOT_RUN + "\n"]
-    rows = [(row["fault"], f"`{row['file']}`", row["caught_by"], row["result"]) for row in part.rows]
+    rows = [
+        (row["fault"], f"`{row['file']}`", row["caught_by"], row["result"], row.get("commit", part.versions["commit"]))
+        for row in part.rows
+    ]
     return [
         "Each fault is put into a copy of the code, and the named tests are run there: they must fail.\n",
-        *_table(("fault", "in", "caught by", "result"), rows),
+        *_table(("fault", "in", "caught by", "result", "with commit"), rows),
         *_figure_lines(part),
     ]
 

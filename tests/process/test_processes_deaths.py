@@ -11,7 +11,7 @@ import pytest
 from supervisor.core.events import ChildBootFailed, ChildDied, ChildReady, MessageStarted, SpawnFailed
 from supervisor.core.types import SUCCESS
 from supervisor.processes.launcher import PopenLauncher
-from tests.support.processes import alive, open_fds, spec_for, world
+from tests.support.processes import alive, open_fds, spec_for, wait_for_end, world
 
 KILLS_ITSELF = "import os\ndef handle(message): os.kill(os.getpid(), message.body)"
 
@@ -180,6 +180,7 @@ async def test_a_death_right_after_the_start_is_told_after_it(tmp_path: Path) ->
     async with world(spec_for(tmp_path, "import os\ndef handle(message): os._exit(3)")) as it:
         child = await it.ready()
         claim = it.dispatch(child)
+        wait_for_end(it.pids[child])  # the loop stands still: nothing looks before the end is seen
         await it.died(child)
         told = [event for event in it.events if isinstance(event, MessageStarted | ChildDied)]
         assert [type(event) for event in told] == [MessageStarted, ChildDied]
