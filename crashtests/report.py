@@ -26,6 +26,11 @@ The victim stands still at the sync point, or is killed while the other process 
 orders. After each kill the row is read before anybody can react, and again when all is quiet.
 """
 
+_HOW_NTH: Final = """\
+Whoever crosses the n-th sync point is killed there, n = 1, 2, ... until a run ends unkilled; then whoever comes first to
+those points at which nobody was.
+"""
+
 # What the harness cannot bring about: said here, so that nobody takes silence for success.
 _ELSEWHERE: Final = (
     ("memory limits and OOM kills by cgroup v2", "unit tests only; needs a machine whose memory controller is v2"),
@@ -121,7 +126,7 @@ def _nth(part: Part | None) -> list[str]:
         return [_NOT_RUN + "\n"]
     rows = [(f"`{row['point']}`", row["kills"], row["repeats"], row["result"]) for row in part.rows]
     return [
-        "Whoever crosses the n-th sync point is killed there, n = 1, 2, ... until a run ends unkilled.\n",
+        _HOW_NTH,
         *_table(("killed at", "runs", "duplicates seen", "result"), rows),
         *_figure_lines(part),
     ]
