@@ -27,8 +27,8 @@ orders. After each kill the row is read before anybody can react, and again when
 """
 
 _HOW_NTH: Final = """\
-Whoever crosses the n-th sync point is killed there, n = 1, 2, ... until a run ends unkilled; then whoever comes first to
-those points at which nobody was.
+Whoever crosses the n-th sync point is killed there, n = 1, 2, ... until a run ends unkilled; then whoever comes first
+to those points at which nobody was.
 """
 
 # What the harness cannot bring about: said here, so that nobody takes silence for success.
