@@ -29,7 +29,11 @@ class Watch:
         def ports() -> list[int]:
             return [json.loads(line)["port"] for line in service.log.splitlines() if '"event":"http"' in line]
 
-        eventually(lambda: len(ports()) >= start or service.process.poll() is not None, timeout_s=60, what="HTTP")
+        try:
+            eventually(lambda: len(ports()) >= start or service.process.poll() is not None, timeout_s=60, what="HTTP")
+        except AssertionError as error:
+            error.add_note(f"its log:\n{service.log[-4000:]}")
+            raise
         assert len(ports()) >= start, service.log[-4000:]
         self.port = ports()[start - 1]
         self._base = f"http://127.0.0.1:{self.port}"
