@@ -169,7 +169,7 @@ def test_a_swallowed_answer_is_done_and_a_withheld_question_is_not(crash_ground:
         direct = stack.enter_context(psycopg.connect(dsn, autocommit=True))
         direct.execute("create table t (n integer)")
         for number, what in enumerate((What.SWALLOW, What.WITHHOLD)):
-            tripwire = proxy.tripwire(b"insert into t", what)
+            tripwire = proxy.tripwire("insert into t", what)
             with psycopg.connect(proxy.dsn, autocommit=True) as client, pytest.raises(psycopg.OperationalError):
                 client.execute("insert into t values (%s)", [number])
             assert tripwire.wait(10)
