@@ -442,6 +442,7 @@ def test_without_a_database_nothing_spins(tmp_path: Path, database: str, proxy: 
         on.service.dsn = proxy.dsn
         on.send(*range(20))
         on.service.start()
+        eventually(lambda: len(on.events("child.ready")) == 4, what="all children")  # whose imports are no spinning
         on.until_empty()
         proxy.refuse()
         proxy.cut()
