@@ -53,6 +53,15 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def surplus(pid: int) -> set[str]:
+    """What a child has open that it should not have; nothing, where it has just ended."""
+    held = set()
+    for file in Path(f"/proc/{pid}/fd").glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            held.add(os.readlink(file).partition(":")[0])
+    return held - {"/dev/null", "pipe", "socket", "/memfd"}
+
+
 @pytest.mark.timeout(180)
 def test_children_killed_in_random_order_in_every_phase(tmp_path: Path, database: str) -> None:
     """200 kills while they start, idle, work and stop: every message succeeds, every slot works, nothing is parked."""
@@ -75,9 +84,10 @@ def test_children_killed_in_random_order_in_every_phase(tmp_path: Path, database
             pause.wait(dice.random() * 0.1)
         on.until_empty()
         eventually(lambda: len(children(on)) == 7, timeout_s=30, what="all slots")
-        for pid in children(on):
-            held = {os.readlink(file).partition(":")[0] for file in Path(f"/proc/{pid}/fd").iterdir()}
-            assert held <= {"/dev/null", "pipe", "socket", "/memfd"}, held
+        # One that still imports has a file open now and then; what an earlier child or the parent left would stay.
+        eventually(
+            lambda: not any(map(surplus, children(on))), timeout_s=30, what="children without foreign descriptors"
+        )
         on.send(*range(sent, sent + 60))
         on.service.signal(signal.SIGTERM)
         for pid in children(on):
