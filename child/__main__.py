@@ -1,6 +1,6 @@
 """Entry of a child, executed by path: `python -u -P .../child/__main__.py ...`.
 
-    __main__.py SOCKET_FD STACK_FD PARENT_PID QUEUE [padding]        serve a queue, see docs/protocol.md
+    __main__.py IN_FD OUT_FD STACK_FD PARENT_PID QUEUE [padding]     serve a queue, see docs/protocol.md
     __main__.py --check MODULE:FUNCTION MODE APP_DIR RESULT_FD       import a handler, write one JSON line, end
 
 Our package root stands in front of `sys.path` only while our own modules are imported: neither a PYTHONPATH with a
@@ -30,7 +30,8 @@ def _main() -> None:
     else:
         from child.process import take_over  # noqa: PLC0415 - nothing else is imported before death is arranged for
 
-        ends = take_over(int(arguments[0]), int(arguments[1]), parent_pid=int(arguments[2]))
+        in_fd, out_fd, stack_fd, parent_pid = (int(argument) for argument in arguments[:4])
+        ends = take_over(in_fd, out_fd, stack_fd, parent_pid=parent_pid)
 
         from child.bootstrap import serve  # noqa: PLC0415 - see above
 

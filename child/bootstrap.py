@@ -83,7 +83,7 @@ class Hello:
 
 def serve(ends: Ends, *, root: str, foreign: dict[str, ModuleType]) -> NoReturn:
     """Be a child until the parent says EXIT or is gone."""
-    channel = Channel(ends.socket_fd)
+    channel = Channel(ends.in_fd, ends.out_fd)
     try:
         step = _boot(channel, ends, root, foreign)
         _loop(channel, step)

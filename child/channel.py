@@ -1,18 +1,17 @@
-"""The child's end of the socket: whole frames in, whole frames out.
+"""The child's ends of the two pipes: whole frames in, whole frames out.
 
 The main thread receives when it is idle; while a handler runs, whichever thread asks `stop_reason` looks without
 blocking whether a STOP has come. So there is no reader thread, and no hand-over between threads on the hot path.
 
-    parent ──▶ socket ──▶ receive (main, idle) / look (any thread, handler running) ──▶ frames in order
+    parent ──▶ pipe ──▶ receive (main, idle) / look (any thread, handler running) ──▶ frames in order
     handler threads: LOG, PROGRESS ──┐
-    main: results ───────────────────┴─▶ one lock ──▶ socket ──▶ parent
+    main: results ───────────────────┴─▶ one lock ──▶ pipe ──▶ parent
 """
 
 from __future__ import annotations
 
 import os
 import select
-import socket
 import threading
 from collections import deque
 from typing import Any, Final, NamedTuple
@@ -39,7 +38,7 @@ _ENDED: Final = "ended"
 
 
 class Disconnected(Exception):
-    """The socket is gone: the parent ended, or a handler closed what was not its own."""
+    """The pipe is gone: the parent ended, or a handler closed what was not its own."""
 
 
 class Work(NamedTuple):
@@ -52,19 +51,24 @@ class Work(NamedTuple):
 
 
 class Channel:
-    """One stream of frames. `seq` is the message in hand, 0 between messages; the main thread alone writes it."""
+    """One stream of frames. `seq` is the message in hand, 0 between messages; the main thread alone writes it.
 
-    def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=fd)
-        self._socket.setblocking(True)
-        self._recv = self._socket.recv
-        self._sendall = self._socket.sendall
+    `wary`: a signal's function of the handler's may raise between messages. Python calls it when a system call has
+    returned, and with it goes what the call had read; so nothing is read before it is known to be there.
+    """
+
+    def __init__(self, in_fd: int, out_fd: int) -> None:
+        self._in_fd = in_fd
+        self._out_fd = out_fd
+        self._arrival = select.poll()
+        self._arrival.register(in_fd, select.POLLIN)
         self._decoder = Decoder()
         self._frames: deque[Frame] = deque()
         self._reading = threading.Lock()
         self._writing = threading.Lock()
         self._stop: str | None = None
         self._closed = False
+        self.wary = False
         self.seq = 0
         self.pid = os.getpid()
 
@@ -81,10 +85,10 @@ class Channel:
                     return _opened(self._frames.popleft())
                 if self._closed:
                     raise Disconnected
-                if timeout_s is not None:
-                    self._await_data(timeout_s)
+                if (timeout_s is not None or self.wary) and not self._arrived(timeout_s):
+                    raise TimeoutError
                 try:
-                    data = self._recv(_CHUNK_BYTES)
+                    data = os.read(self._in_fd, _CHUNK_BYTES)
                 except OSError as error:
                     raise Disconnected from error
                 if not data:
@@ -93,11 +97,8 @@ class Channel:
                     return work
                 self._frames.extend(self._decoder.feed(data))
 
-    def _await_data(self, timeout_s: float) -> None:
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        if not poll.poll(timeout_s * 1000):
-            raise TimeoutError
+    def _arrived(self, timeout_s: float | None) -> bool:
+        return bool(self._arrival.poll(None if timeout_s is None else timeout_s * 1000))
 
     def _whole_dispatch(self, data: bytes) -> Work | None:
         """The common case without the decoder's buffer; a large body is read into the place where it stays."""
@@ -121,7 +122,7 @@ class Channel:
         view[:filled] = start
         while filled < size:
             try:
-                count = self._socket.recv_into(view[filled:])
+                count = os.readv(self._in_fd, (view[filled:],))
             except OSError as error:
                 raise Disconnected from error
             if not count:
@@ -158,11 +159,9 @@ class Channel:
                 read = list(self._frames)
                 self._frames.clear()
                 self._sort(read)
-            while not self._closed:
+            while not self._closed and self._arrival.poll(0):
                 try:
-                    data = self._recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    break
+                    data = os.read(self._in_fd, _CHUNK_BYTES)
                 except OSError:
                     data = b""
                 if not data:
@@ -188,7 +187,9 @@ class Channel:
         """Send a packed frame. Raises `Disconnected`."""
         with self._writing:
             try:
-                self._sendall(data)
+                sent = os.write(self._out_fd, data)
+                while sent < len(data):  # a signal's function ran in the middle
+                    sent += os.write(self._out_fd, memoryview(data)[sent:])
             except OSError as error:
                 raise Disconnected from error
 

@@ -1,7 +1,7 @@
 """Every way to leave. Each is bounded in time: a handler's endless thread or slow exit handler holds nothing up.
 
 Exit codes: 0 asked to end, 70 an error of our own with a message in hand, 78 could not start (BOOT_FAILED was sent),
-79 the parent is gone or the socket is.
+79 the parent is gone or a pipe is.
 """
 
 from __future__ import annotations

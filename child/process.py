@@ -32,17 +32,18 @@ _ALRM: Final = int(signal.SIGALRM)
 
 
 class Ends(NamedTuple):
-    """The two descriptors that a child inherits, moved to where a handler hardly meets them, and what is mapped."""
+    """The descriptors that a child inherits, moved to where a handler hardly meets them, and what is mapped."""
 
-    socket_fd: int
+    in_fd: int
+    out_fd: int
     stack_fd: int
     start_mark: memoryview
 
 
-def take_over(socket_fd: int, stack_fd: int, *, parent_pid: int) -> Ends:
+def take_over(in_fd: int, out_fd: int, stack_fd: int, *, parent_pid: int) -> Ends:
     """Make the descriptors private, bind our life to the parent's, write stacks on a crash, shrug at group signals."""
     start_mark = map_mark(stack_fd)
-    ends = Ends(_privatise(socket_fd), _privatise(stack_fd), start_mark)
+    ends = Ends(_privatise(in_fd), _privatise(out_fd), _privatise(stack_fd), start_mark)
     die_with_parent()
     if os.getppid() != parent_pid:
         leave_now(PARENT_GONE)  # it died before prctl, and nobody would tell us
@@ -93,16 +94,18 @@ def shrug_at_group_signals() -> None:
         signal.signal(number, _shrug)
 
 
-def calm_signals() -> None:
-    """After a handler: what it set must not fire between messages.
+def calm_signals() -> bool:
+    """After a handler: what it set must not fire between messages. True where an alarm could still call its function.
 
     Its functions for the group's signals are replaced, its timer is stopped. A function for SIGALRM stays, as modules
     set one when they are imported and only the timer for each message.
     """
     if _getsignal(_TERM) is not _shrug or _getsignal(_INT) is not _shrug or _getsignal(_HUP) is not _shrug:
         shrug_at_group_signals()
-    if _getsignal(_ALRM):
-        signal.setitimer(signal.ITIMER_REAL, 0)
+    if not _getsignal(_ALRM):
+        return False
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return True
 
 
 def prepare_stack_dump(signal_number: int, stack_fd: int) -> None:

@@ -45,7 +45,7 @@ def make_step(
         hit("child.handler.before")
         outcome = call(message)
         hit("child.handler.after")
-        calm_signals()
+        channel.wary = calm_signals()
         abandoned.end()
         flush_output()
         hit("child.result.before_send")

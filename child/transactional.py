@@ -185,7 +185,7 @@ class _Worker:
         syncpoints.hit("child.handler.before", ids)
         outcome = self._call(message, outbox)
         syncpoints.hit("child.handler.after", ids)
-        calm_signals()
+        self._channel.wary = calm_signals()
         self._abandoned.end()
         flush_output()
         self._finish(seq, claim.row, outcome or {"kind": "success"}, outbox)

@@ -46,6 +46,7 @@ class RegularQueue(QueueMachine):
         self.waiting: deque[Delivery] = deque()
         self.loading: dict[ClaimId, Child] = {}
         self.claiming = False
+        self._gather_acks_s = ctx.settings.timing.gather_acks_s
         self._enough = 0  # with more than so many waiting nothing is claimed
 
     # --- claim ------------------------------------------------------------------------------------------------------
@@ -270,7 +271,10 @@ class RegularQueue(QueueMachine):
             self.ctx.tell(h.LeaseLost(self.name, delivery.msg_id, "its lease ran out before its result came"))
             self.settling.decide(delivery, self.judge.refund(delivery, "lease_lost"), now)
         else:
-            self.settling.decide(delivery, self.judge.of_outcome(delivery, outcome), now)
+            quick = (self.pacing.estimate_s or 0.0) < self._gather_acks_s and not self.ctx.draining
+            self.settling.decide(delivery, self.judge.of_outcome(delivery, outcome), now, gather=quick)
+            if self.settling.say_at < self.next_at:
+                self.next_at = self.settling.say_at
         self.advance(now)
 
     def settled(self, results: tuple[SettleResult, ...], now: float) -> None:

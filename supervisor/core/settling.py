@@ -1,5 +1,8 @@
 """Carrying verdicts out: every verdict is given to the settler once at a time, and again until its lease is over.
 
+Acknowledgements of quick work are gathered: a statement costs the database as much as the rows of sixty messages, and
+what a crash of ours repeats is no more than a few milliseconds of each child. Everything else is said at once.
+
 A settlement may be repeated after a failure, since it is guarded by the fence and writes absolute values.
 A refund outlives its lease: it needs the fence only, as nobody can have claimed the message since. A success that an
 outage kept from the database until its lease was over becomes such a refund: it was no failed attempt.
@@ -45,7 +48,11 @@ class Settling:
         self._queue = queue
         self._wakeups = wakeups
         self._refund = refund
+        self._gather_s = ctx.settings.timing.gather_acks_s
         self.unheard: str | None = None  # why the last settlement did not reach the database, if it did not
+        self.say_at = inf  # when the gathered ones are to be said
+        self._gathered: list[SettleItem] = []
+        self._said_at = -inf
         self._open: dict[ClaimId, Delivery] = {}
         self._again: dict[ClaimId, Delivery] = {}  # failed, waiting for `settle_at`
         self._refunds: dict[ClaimId, Delivery] = {}  # those of `_open` that are given back
@@ -66,8 +73,8 @@ class Settling:
             for d in self._refunds.values()
         )
 
-    def decide(self, delivery: Delivery, verdict: Verdict, now: float) -> None:
-        """A verdict stands. From here on the claim is not renewed."""
+    def decide(self, delivery: Delivery, verdict: Verdict, now: float, *, gather: bool = False) -> None:
+        """A verdict stands. From here on the claim is not renewed. `gather`: a success may wait for others."""
         delivery.verdict = verdict
         delivery.decided_at = now
         delivery.body = None
@@ -78,9 +85,18 @@ class Settling:
             return
         delivery.move(DeliveryState.SETTLING)
         self._open[delivery.id] = delivery
-        self._ctx.do(c.Settle(self._queue, (SettleItem(delivery.id, delivery.fence, verdict.settlement),)))
+        self._gathered.append(SettleItem(delivery.id, delivery.fence, verdict.settlement))
+        if gather and verdict.kind == "success" and now < (say_at := self._said_at + self._gather_s):
+            self.say_at = say_at
+            return
+        self._say_gathered(now)
         if verdict.kind == "release":
             self._refunds[delivery.id] = delivery
+
+    def _say_gathered(self, now: float) -> None:
+        items, self._gathered = tuple(self._gathered), []
+        self._said_at, self.say_at = now, inf
+        self._ctx.do(c.Settle(self._queue, items))
 
     def carry_over(self, fence: Fence) -> Accounts | None:
         """We claimed again what a refund of ours waits for, as its row was locked: the refund goes along instead."""
@@ -187,12 +203,16 @@ class Settling:
     def give_up_all(self, why: str) -> int:
         """At the end of a shutdown: what the database did not take is left to its lease."""
         count = len(self._open)
+        self._gathered.clear()
+        self.say_at = inf
         for delivery in list(self._open.values()):
             self._give_up(delivery, why)
         return count
 
     def tick(self, now: float) -> float:
-        deadline = inf
+        if now >= self.say_at:
+            self._say_gathered(now)
+        deadline = self.say_at
         for delivery in list(self._again.values()):
             if delivery.settle_at is not None and now >= delivery.settle_at and delivery.verdict is not None:
                 del self._again[delivery.id]

@@ -88,7 +88,8 @@ class Births:
         stack = StackFile(launched.stack_fd)
         channel = Channel(
             child=child,
-            sock=launched.sock,
+            from_child_fd=launched.from_child_fd,
+            to_child_fd=launched.to_child_fd,
             begun=stack.begun,
             loop=self._loop,
             post=self._post,

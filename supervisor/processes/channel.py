@@ -1,4 +1,4 @@
-"""One child's socket: bytes in become events, frames go out, and neither direction ever blocks the loop.
+"""One child's two pipes: bytes in become events, frames go out, and neither direction ever blocks the loop.
 
 The frame of a message that just succeeds carries nothing but its header and is recognised without a decoder; everything
 else goes through `Decoder` and `Conversation`. After the first breach of the protocol nothing more is read.
@@ -7,7 +7,7 @@ else goes through `Decoder` and `Conversation`. After the first breach of the pr
 from __future__ import annotations
 
 import asyncio
-import socket
+import os
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -22,12 +22,13 @@ _CHUNK_BYTES: Final = 64 << 10
 _MAX_PENDING_OUT_BYTES: Final = MAX_BODY_BYTES + (16 << 20)  # one message at a time, and room for small frames
 _MAX_PENDING_IN_BYTES: Final = 2 * MAX_META_BYTES
 _MAX_LAST_WORDS_BYTES: Final = 16 << 20
-_EOF_PATIENCE_S: Final = 0.2  # a dying process closes its socket a moment before its pidfd says so
+_EOF_PATIENCE_S: Final = 0.2  # a dying process closes its pipe a moment before its pidfd says so
 _BARE: Final = struct.Struct("!QIQ")  # a header that is a whole frame, as three numbers: no flags, meta or body
 _SUCCESS: Final = MAGIC << 56 | Kind.SUCCESS << 48
 _HAS_MESSAGE: Final = (State.HANDED, State.RUNNING)
 _buffer = bytearray(_CHUNK_BYTES)  # shared: one thread, and nothing in it outlives a callback
 _view = memoryview(_buffer)
+_BUFFERS: Final = (_buffer,)
 
 
 class Channel:
@@ -40,7 +41,8 @@ class Channel:
         self,
         *,
         child: ChildId,
-        sock: socket.socket,
+        from_child_fd: int,
+        to_child_fd: int,
         begun: Callable[[], int],
         loop: asyncio.AbstractEventLoop,
         post: Callable[[Event], None],
@@ -49,12 +51,12 @@ class Channel:
         on_ready: Callable[[], None],
         on_swept: Callable[[int], None],
     ) -> None:
-        """Start reading. The socket must be non-blocking; it is closed with the channel."""
+        """Start reading. The descriptors must be non-blocking; they are closed with the channel."""
         self.talk = Conversation(child)
-        self.ending = False  # an end was asked for: a closed socket is no breach
+        self.ending = False  # an end was asked for: a closed pipe is no breach
         self._child = child
-        self._sock = sock
-        self._fd = sock.fileno()
+        self._in_fd = from_child_fd
+        self._out_fd = to_child_fd
         self._begun = begun
         self._loop = loop
         self._post = post
@@ -68,18 +70,18 @@ class Channel:
         self._reading = True
         self._broken = False
         self._closed = False
-        loop.add_reader(self._fd, self._on_readable)
+        loop.add_reader(from_child_fd, self._on_readable)
 
     # --- out ----------------------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
-        """Send now what the socket takes and the rest when it takes more. A dead peer is its pidfd's business."""
+        """Send now what the pipe takes and the rest when it takes more. A dead peer is its pidfd's business."""
         if self._closed:
             return
         sent = 0
         if not self._pending:
             try:
-                sent = self._sock.send(data)
+                sent = os.write(self._out_fd, data)
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError:
@@ -91,13 +93,13 @@ class Channel:
             self._break(f"{self._pending_bytes} bytes wait to be read by the child")
             return
         if not self._pending:
-            self._loop.add_writer(self._fd, self._on_writable)
+            self._loop.add_writer(self._out_fd, self._on_writable)
         self._pending.append(memoryview(data)[sent:])
 
     def _on_writable(self) -> None:
         try:
             head = self._pending[0]
-            sent = self._sock.send(head)
+            sent = os.write(self._out_fd, head)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -109,19 +111,19 @@ class Channel:
             return
         self._pending.popleft()
         if not self._pending:
-            self._loop.remove_writer(self._fd)
+            self._loop.remove_writer(self._out_fd)
 
     def _drop_pending(self) -> None:
         if self._pending:
             self._pending.clear()
             self._pending_bytes = 0
-            self._loop.remove_writer(self._fd)
+            self._loop.remove_writer(self._out_fd)
 
     # --- in -----------------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
         try:
-            count = self._sock.recv_into(_buffer)
+            count = os.readv(self._in_fd, _BUFFERS)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -188,7 +190,7 @@ class Channel:
         left = _MAX_LAST_WORDS_BYTES
         while self._reading and left > 0:
             try:
-                data = self._sock.recv(_CHUNK_BYTES)
+                data = os.read(self._in_fd, _CHUNK_BYTES)
             except OSError:
                 break
             if not data:
@@ -200,17 +202,18 @@ class Channel:
     # --- end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop both directions and close the socket. May be called again."""
+        """Stop both directions and close the pipes. May be called again."""
         if self._closed:
             return
         self._stop_reading()
         self._drop_pending()
         self._closed = True
-        self._sock.close()
+        os.close(self._in_fd)
+        os.close(self._out_fd)
 
     def _judge_silence(self) -> None:
         if not self._closed and not self.ending:
-            self._break("it closed its socket and goes on")
+            self._break("it closed its pipe and goes on")
 
     def _break(self, why: str) -> None:
         self._stop_reading()
@@ -222,4 +225,4 @@ class Channel:
     def _stop_reading(self) -> None:
         if self._reading:
             self._reading = False
-            self._loop.remove_reader(self._fd)
+            self._loop.remove_reader(self._in_fd)

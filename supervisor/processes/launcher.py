@@ -1,4 +1,4 @@
-"""Start one process: exec of a fresh interpreter with a private socket, a stack memfd and its own process group.
+"""Start one process: exec of a fresh interpreter with two private pipes, a stack memfd and its own process group.
 
 Never fork without exec, and only from the main thread: the child's PDEATHSIG fires when the *thread* that spawned it
 ends. `Launcher` is the seam for another way to start children.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -31,7 +30,8 @@ class Launched:
     process: subprocess.Popen[bytes]
     pid: int
     pidfd: int
-    sock: socket.socket
+    from_child_fd: int
+    to_child_fd: int
     output_fd: int | None  # None: inherited
     stack_fd: int
 
@@ -55,10 +55,10 @@ class PopenLauncher:
     def launch(self, *, queue: str, mark: str, capture: bool) -> Launched:
         """See `Launcher.launch`."""
         with ExitStack() as undo, ExitStack() as child_ends:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-            undo.callback(ours.close)
-            child_ends.callback(theirs.close)
-            ours.setblocking(False)
+            from_child_fd, child_out_fd = _pipe(undo, child_ends)
+            os.set_blocking(from_child_fd, False)
+            child_in_fd, to_child_fd = _pipe(child_ends, undo)
+            os.set_blocking(to_child_fd, False)
             stack_fd = os.memfd_create("pgmq-supervisor-stack", os.MFD_CLOEXEC)
             undo.callback(os.close, stack_fd)
             startmark.make_room(stack_fd)
@@ -66,9 +66,7 @@ class PopenLauncher:
             output_fd: int | None = None
             output_end: int | None = None
             if capture:
-                output_fd, output_end = os.pipe2(os.O_CLOEXEC)
-                undo.callback(os.close, output_fd)
-                child_ends.callback(os.close, output_end)
+                output_fd, output_end = _pipe(undo, child_ends)
                 os.set_blocking(output_fd, False)
             process = subprocess.Popen(
                 [
@@ -76,7 +74,8 @@ class PopenLauncher:
                     "-u",
                     "-P",
                     str(self._child_main),
-                    str(theirs.fileno()),
+                    str(child_in_fd),
+                    str(child_out_fd),
                     str(stack_fd),
                     str(os.getpid()),
                     queue,
@@ -86,14 +85,20 @@ class PopenLauncher:
                 stdout=output_end,
                 stderr=output_end,
                 close_fds=True,
-                pass_fds=(theirs.fileno(), stack_fd),
+                pass_fds=(child_in_fd, child_out_fd, stack_fd),
                 process_group=0,
                 env={**os.environ, "SPT_NOENV": "1", marks.VARIABLE: mark},
             )
             pidfd = self._open_pidfd(process)
             undo.pop_all()
         return Launched(
-            process=process, pid=process.pid, pidfd=pidfd, sock=ours, output_fd=output_fd, stack_fd=stack_fd
+            process=process,
+            pid=process.pid,
+            pidfd=pidfd,
+            from_child_fd=from_child_fd,
+            to_child_fd=to_child_fd,
+            output_fd=output_fd,
+            stack_fd=stack_fd,
         )
 
     @staticmethod
@@ -104,3 +109,11 @@ class PopenLauncher:
             process.kill()
             process.wait()
             raise
+
+
+def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
+    """Make a pipe; each end is closed with its owner."""
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    reader.callback(os.close, read_fd)
+    writer.callback(os.close, write_fd)
+    return read_fd, write_fd

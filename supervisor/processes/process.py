@@ -1,6 +1,6 @@
 """One child process while it lives: its descriptors, what it is doing, and the two ways to signal it.
 
-    socket ──▶ Channel ──▶ events            pidfd ──▶ signals, and the truth about its end
+    pipes ───▶ Channel ──▶ events            pidfd ──▶ signals, and the truth about its end
     pipe ────▶ Output ───▶ lines             memfd ──▶ StackFile, read at its end
 
 The end itself (peek, kill the group, sweep, reap) is in `reaper`.

@@ -167,7 +167,7 @@ def test_numbers_are_not_lied_about() -> None:
 
 
 def test_a_large_body_arrives() -> None:
-    """50 MB come through the socket whole."""
+    """50 MB come through the pipe whole."""
     with ChildHarness("plain:show") as child:
         body = b'"' + b"x" * 50_000_000 + b'"'
         # The expression is no Python, so that its error shows how much of it arrived.
@@ -320,7 +320,7 @@ def test_output_of_c_code_is_not_lost() -> None:
 
 
 def test_closed_descriptors_end_the_child_with_79() -> None:
-    """It knows that its socket is gone; what the handler opened instead gets none of our frames."""
+    """It knows that its pipes are gone; what the handler opened instead gets none of our frames."""
     with ChildHarness("hostile:close_descriptors") as child:
         child.start()
         with pytest.raises(ChildGone):
@@ -402,13 +402,13 @@ def test_titles_tell_what_runs() -> None:
 
 @pytest.mark.parametrize("how", ["exit frame", "end of stream"])
 def test_an_idle_child_ends_in_order(how: str) -> None:
-    """EXIT and a closed socket mean the same: exit handlers run, code 0."""
+    """EXIT and a closed pipe mean the same: exit handlers run, code 0."""
     with ChildHarness("plain:execute") as child:
         child.run("import atexit; atexit.register(print, 'exit handler ran')")
         if how == "exit frame":
             child.send(Kind.EXIT)
         else:
-            child.socket.shutdown(2)
+            child.hang_up()
         assert child.wait() == 0
         assert "exit handler ran" in child.output()
 
@@ -432,5 +432,5 @@ def test_a_child_of_a_dead_parent_does_not_start() -> None:
 def test_rubbish_from_the_parent_ends_the_child() -> None:
     """A stream that is no frames cannot be mended."""
     with ChildHarness("plain:succeed") as child:
-        child.socket.sendall(b"x" * 64)
+        child.send_raw(b"x" * 64)
         assert child.wait() == 79

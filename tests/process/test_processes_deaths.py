@@ -156,7 +156,7 @@ async def test_a_child_holds_only_what_it_needs(tmp_path: Path) -> None:
             assert not any((folder.st_dev, folder.st_ino) in held for held in (one, two, guard))
             assert not one & two
             assert not guard & (one | two)
-            assert len(one) == 3  # socket, stack, output
+            assert len(one) == 4  # two pipes, stack, output
             assert alive(it.pids[first])
     finally:
         os.close(stranger)

@@ -43,7 +43,7 @@ async def test_a_whole_result_counts_although_the_child_died_at_once() -> None:
             assert it.outcome(claim) == SUCCESS
 
 
-async def test_a_result_of_many_reads_counts_although_the_child_died_at_once() -> None:
+async def test_a_large_result_counts_although_the_child_died_at_once() -> None:
     """What is still to be read when its end is seen is read then."""
     async with world(fake("much_and_die"), launcher=FAKE) as it:
         child = await it.ready()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -53,25 +53,26 @@ class ChildHarness:
         self._decoder = Decoder()
         self._seq = 0
         self._output = b""
-        self.socket, theirs = socket.socketpair()
+        self.in_fd, child_out_fd = os.pipe()
+        child_in_fd, self.out_fd = os.pipe()
         self.stack_fd = os.memfd_create("stack", os.MFD_CLOEXEC)
         make_room(self.stack_fd)
         fcntl.fcntl(self.stack_fd, fcntl.F_SETFL, os.O_APPEND)
         output_end, output_start = os.pipe()
         self._output_fd = output_end
-        command = [interpreter, "-u", "-P", str(CHILD_MAIN), str(theirs.fileno()), str(self.stack_fd)]
+        command = [interpreter, "-u", "-P", str(CHILD_MAIN), str(child_in_fd), str(child_out_fd), str(self.stack_fd)]
         command += [str(claimed_parent or os.getpid()), queue, "-" * 120]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output_start,
             stderr=output_start,
-            pass_fds=(theirs.fileno(), self.stack_fd),
+            pass_fds=(child_in_fd, child_out_fd, self.stack_fd),
             process_group=0,
             env={**os.environ, "SPT_NOENV": "1", **(env or {})},
         )
-        theirs.close()
-        os.close(output_start)
+        for fd in (child_in_fd, child_out_fd, output_start):
+            os.close(fd)
         self.pid = self.process.pid
         meta: dict[str, Any] = {
             "queue": queue,
@@ -111,9 +112,19 @@ class ChildHarness:
     def send(self, kind: Kind, seq: int = 0, meta: dict[str, Any] | None = None) -> None:
         """Send one frame."""
         try:
-            self.socket.sendall(encode(kind, seq, meta))
+            self.send_raw(encode(kind, seq, meta))
         except OSError as error:
             raise ChildGone(f"nobody reads: {error}; output: {self.output()!r}") from error
+
+    def send_raw(self, data: bytes) -> None:
+        """Send bytes, whatever they are."""
+        deadline = time.monotonic() + DEADLINE_S
+        os.set_blocking(self.out_fd, False)
+        left = memoryview(data)
+        while left:
+            ready = select.select([], [self.out_fd], [], max(0.0, deadline - time.monotonic()))[1]
+            assert ready, f"nobody reads; output: {self.output()!r}"
+            left = left[os.write(self.out_fd, left) :]
 
     def receive(self, timeout_s: float = DEADLINE_S) -> Frame:
         """The next frame that is no remark; remarks are collected in `asides`."""
@@ -124,13 +135,9 @@ class ChildHarness:
                 if frame.kind not in ASIDES:
                     return frame
                 self.asides.append(frame)
-            self.socket.settimeout(max(0.001, deadline - time.monotonic()))
-            try:
-                data = self.socket.recv(1 << 16)
-            except TimeoutError:
-                raise AssertionError(f"no frame within {timeout_s:g} s; output: {self.output()!r}") from None
-            except ConnectionResetError:
-                data = b""
+            if not select.select([self.in_fd], [], [], max(0.001, deadline - time.monotonic()))[0]:
+                raise AssertionError(f"no frame within {timeout_s:g} s; output: {self.output()!r}")
+            data = os.read(self.in_fd, 1 << 16)
             if not data:
                 raise ChildGone(f"the child closed its end; output: {self.output()!r}")
             self._frames.extend(self._decoder.feed(data))
@@ -141,6 +148,12 @@ class ChildHarness:
         assert frame.kind is kind, f"{frame} instead of {kind.name}; output: {self.output()!r}"
         assert seq is None or frame.seq == seq
         return frame
+
+    def hang_up(self) -> None:
+        """Close our end of what the child reads."""
+        if self.out_fd >= 0:
+            os.close(self.out_fd)
+            self.out_fd = -1
 
     # --- regular mode -----------------------------------------------------------------------------------------------
 
@@ -158,8 +171,7 @@ class ChildHarness:
         self._seq += 1
         text = json.dumps(body).encode() if raw == b"" else raw
         head = DispatchHead(msg_id or self._seq, attempt, attempt, 1_700_000_000_000_000, time_left_ms, len(headers))
-        self.socket.settimeout(DEADLINE_S)
-        self.socket.sendall(encode_dispatch(self._seq, head, headers, text))
+        self.send_raw(encode_dispatch(self._seq, head, headers, text))
         return self._seq
 
     def start(self, body: object = None, **options: Any) -> int:
@@ -213,6 +225,6 @@ class ChildHarness:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(DEADLINE_S)
-        self.socket.close()
-        for fd in (self.stack_fd, self._output_fd):
+        self.hang_up()
+        for fd in (self.stack_fd, self.in_fd, self._output_fd):
             os.close(fd)

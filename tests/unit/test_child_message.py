@@ -24,10 +24,8 @@ MakeMessage = Callable[..., Message]
 def ends() -> Iterator[tuple[socket.socket, Channel]]:
     """The parent's socket and the child's channel."""
     ours, theirs = socket.socketpair()
-    channel = Channel(theirs.detach())
-    with ours:
-        yield ours, channel
-    channel._socket.close()
+    with ours, theirs:
+        yield ours, Channel(theirs.fileno(), theirs.fileno())
 
 
 @pytest.fixture
