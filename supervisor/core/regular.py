@@ -273,8 +273,7 @@ class RegularQueue(QueueMachine):
         else:
             quick = (self.pacing.estimate_s or 0.0) < self._gather_acks_s and not self.ctx.draining
             self.settling.decide(delivery, self.judge.of_outcome(delivery, outcome), now, gather=quick)
-            if self.settling.say_at < self.next_at:
-                self.next_at = self.settling.say_at
+            self.next_at = min(self.next_at, self.settling.say_at)
         self.advance(now)
 
     def settled(self, results: tuple[SettleResult, ...], now: float) -> None:

@@ -65,7 +65,7 @@ class Timing:
     park_retry_s: float = 60.0
     claim_backoff_base_s: float = 0.2
     claim_backoff_max_s: float = 10.0
-    gather_acks_s: float = 0.01  # acknowledgements of quick work go together; those of slower work do not wait
+    gather_acks_s: float = 0.01  # acknowledgements of work that is quicker wait so long for each other (ADR 0024)
     settle_backoff_base_s: float = 0.1
     settle_backoff_max_s: float = 5.0
 

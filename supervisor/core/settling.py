@@ -1,7 +1,7 @@
 """Carrying verdicts out: every verdict is given to the settler once at a time, and again until its lease is over.
 
-Acknowledgements of quick work are gathered: a statement costs the database as much as the rows of sixty messages, and
-what a crash of ours repeats is no more than a few milliseconds of each child. Everything else is said at once.
+Acknowledgements of quick work are gathered for some milliseconds, as a statement costs as much as the rows of sixty
+messages (ADR 0024). Everything else is said at once.
 
 A settlement may be repeated after a failure, since it is guarded by the fence and writes absolute values.
 A refund outlives its lease: it needs the fence only, as nobody can have claimed the message since. A success that an

@@ -311,6 +311,27 @@ FAULTS: Final = (
         (_CHILD,),
     ),
     Fault(
+        "a message is read while a signal's function could still take it away",
+        "child/channel.py",
+        "if (timeout_s is not None or self.wary)",
+        "if timeout_s is not None",
+        (_CHILD,),
+    ),
+    Fault(
+        "gathered acknowledgements are forgotten",
+        "supervisor/core/settling.py",
+        "        if now >= self.say_at:\n            self._say_gathered(now)\n",
+        "",
+        ("tests/unit/core/test_settling.py",),
+    ),
+    Fault(
+        "acknowledgements of long work wait for company",
+        "supervisor/core/regular.py",
+        "quick = (self.pacing.estimate_s or 0.0) < self._gather_acks_s and not self.ctx.draining",
+        "quick = True",
+        ("tests/unit/core/test_settling.py",),
+    ),
+    Fault(
         "a forked copy answers too",
         "child/caller.py",
         "        if os.getpid() != self._pid:\n",

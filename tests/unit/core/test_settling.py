@@ -122,7 +122,7 @@ def test_one_failing_message_holds_up_no_other() -> None:
     first, second = stage.run_all(row(1), row(2))
     stage.finish(first, REJECT)
     stage.settle(SettleOutcome.FAILED)
-    stage.finish(second)
+    stage.finish(second).wait(0.01)
     stage.settle()
     assert [happening.msg_id for happening in stage.told(h.MessageSucceeded)] == [2]
     stage.wait(0.2)
@@ -169,3 +169,66 @@ def test_a_refund_whose_row_was_locked_goes_along_when_the_message_is_claimed_ag
     stage.wait(0.01)
     assert stage.run(row(1, read_ct=2)).attempt == 1
     assert stage.look().settling == 0
+
+
+# --- acknowledgements that are gathered ------------------------------------------------------------------------------
+
+
+def finished_together(count: int, after_s: float = 0.001) -> Stage:
+    """Messages that each kept their child for `after_s` and succeeded in the same moment."""
+    stage = Stage(queue(concurrency=count)).start()
+    dispatches = stage.run_all(*(row(n) for n in range(1, count + 1)))
+    stage.wait(after_s)
+    stage.finish(dispatches[0])
+    assert len(stage.settlements()) == 1, "nothing was said just before: it does not wait"
+    for dispatch in dispatches[1:]:
+        stage.finish(dispatch)
+    return stage
+
+
+def test_acknowledgements_of_quick_work_go_together() -> None:
+    """One statement for those that end within ten milliseconds."""
+    stage = finished_together(4)
+    assert not stage.settlements()
+    stage.wait(0.01)
+    (command,) = stage.all(c.Settle)
+    assert [item.fence.msg_id for item in command.items] == [2, 3, 4]
+    assert stage.look().settling == 4
+
+
+def test_acknowledgements_of_slower_work_do_not_wait() -> None:
+    """What a crash would repeat of it is worth more than a statement."""
+    stage = finished_together(2, after_s=0.02)
+    assert [item.fence.msg_id for item in stage.settlements()] == [2]
+
+
+def test_other_verdicts_do_not_wait_and_take_along_what_does() -> None:
+    """A dead letter, a retry or a refund is said at once."""
+    stage = Stage(queue(concurrency=3)).start()
+    one, two, three = stage.run_all(row(1), row(2), row(3))
+    stage.finish(one).finish(two)
+    assert not stage.settlements()
+    stage.finish(three, REJECT)
+    assert [item.fence.msg_id for item in stage.settlements()] == [2, 3]
+    stage.wait(0.05)
+    assert not stage.settlements(), "nothing is said twice"
+
+
+def test_nothing_waits_in_a_drain() -> None:
+    """The end must not come before what was gathered is said, and nothing is gathered any more."""
+    stage = Stage(queue(concurrency=3)).start()
+    one, two, three = stage.run_all(row(1), row(2), row(3))
+    stage.finish(one).finish(two)
+    stage.tell(e.ShutdownRequested())
+    stage.finish(three)
+    assert [item.fence.msg_id for item in stage.settlements()] == [2, 3]
+
+
+def test_what_was_gathered_is_said_in_a_drain_although_nothing_else_ends() -> None:
+    """The clock is enough."""
+    stage = Stage(queue(concurrency=3)).start()
+    one, two, _ = stage.run_all(row(1), row(2), row(3))
+    stage.finish(one).finish(two)
+    stage.tell(e.ShutdownRequested())
+    stage.wait(0.01)
+    assert [item.fence.msg_id for item in stage.settlements()] == [2]
