@@ -149,7 +149,7 @@ class Core:
         return machine
 
     def _claimed(self, event: e.Claimed, now: float) -> None:
-        self._regular(event.queue).claimed(event.rows, event.asked_at, event.next_visible_s, now)
+        self._regular(event.queue).claimed(event, now)
 
     def _claim_failed(self, event: e.ClaimFailed, now: float) -> None:
         self._regular(event.queue).claim_failed(event.error, now)

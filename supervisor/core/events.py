@@ -35,6 +35,7 @@ class Claimed:
     asked_at: float
     rows: tuple[ClaimedRow, ...]
     next_visible_s: float | None  # only looked up when rows is empty; None: nothing is delayed
+    full: bool = False  # as many as could be asked for: there may be more
 
 
 @dataclass(frozen=True, slots=True)

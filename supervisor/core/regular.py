@@ -16,6 +16,7 @@ from typing import Final
 from shared.pgmq.records import ClaimedRow, RenewResult, SettleResult
 from shared.wire.frames import MAX_BODY_BYTES
 from supervisor.core import commands as c
+from supervisor.core import events as e
 from supervisor.core import happenings as h
 from supervisor.core.accounts import CLEAN, parse_accounts
 from supervisor.core.child import Child
@@ -32,6 +33,7 @@ from supervisor.core.types import ClaimId, DeathCause, DeathFacts, ErrorInfo, Ou
 
 _CLAIM_BYTES: Final = 16 << 20  # bodies in one result
 _MAX_SETTLING: Final = 5000
+_CLAIMS_AT_ONCE: Final = 2
 _BUDGET_AGAIN_S: Final = 0.1
 _LOADING_MARGIN_S: Final = 0.05  # before the end of its lease a message whose body is not there is given back
 _MAX_DISPATCH_BYTES: Final = MAX_BODY_BYTES - (1 << 16)
@@ -45,7 +47,9 @@ class RegularQueue(QueueMachine):
         self.settling = Settling(ctx, self.name, self.wakeups, self.judge.refund)
         self.waiting: deque[Delivery] = deque()
         self.loading: dict[ClaimId, Child] = {}
-        self.claiming = False
+        self.claiming = 0  # claims under way
+        self._asked = 0  # messages that they may bring, at most
+        self._overlaps = False  # the queue is long: the next claim is asked for while one is on its way
         self._gather_acks_s = ctx.settings.timing.gather_acks_s
         self._enough = 0  # with more than so many waiting nothing is claimed
 
@@ -55,7 +59,9 @@ class RegularQueue(QueueMachine):
         if self.waiting:
             self._dispatch(now)
         # The first test is the cheap one that nearly always decides under load.
-        if len(self.waiting) > self._enough or self.claiming or not self.wakeups.hungry:
+        if len(self.waiting) > self._enough or self.claiming == _CLAIMS_AT_ONCE or not self.wakeups.hungry:
+            return
+        if self.claiming and not self._overlaps:
             return
         if self.may_read and now >= self.claim_not_before:
             self._claim(now)
@@ -66,11 +72,12 @@ class RegularQueue(QueueMachine):
             return
         ahead = self.pacing.ahead(ready)
         self._enough = ahead // 2  # claims are cheaper in batches: the next one when half of it is gone
-        waiting = len(self.waiting)
+        waiting = len(self.waiting) + self._asked
         if waiting > self._enough:
             return
         room = min(self.pool.free + ahead, self.pacing.max_in_flight - self.pool.busy) - waiting
-        budget = min(_CLAIM_BYTES, self.ctx.settings.max_held_bytes - self.ctx.held_bytes)
+        held_bytes = self.ctx.held_bytes + self.claiming * _CLAIM_BYTES
+        budget = min(_CLAIM_BYTES, self.ctx.settings.max_held_bytes - held_bytes)
         if room <= 0:
             return
         if budget <= 0:
@@ -79,8 +86,11 @@ class RegularQueue(QueueMachine):
         self.claims_attempted_at = now
         if self.settling.owes_refunds or self._loses_a_lease(now):
             return  # they are the attempt: what an outage cost nobody is given back before we claim it again
-        self.claiming = True
         limit = min(room, self.settings.claim_batch_size)
+        if self.claiming and limit < self.settings.claim_batch_size:
+            return  # not worth a second one
+        self.claiming += 1
+        self._asked += limit
         self.ctx.do(c.Claim(self.name, limit, self.settings.visibility_timeout_s, budget))
 
     def _loses_a_lease(self, now: float) -> bool:
@@ -88,20 +98,28 @@ class RegularQueue(QueueMachine):
         held = (child.delivery for child in self.pool.children.values())
         return any(d is not None and 0.0 < d.lease_deadline <= now and not d.fence_lost for d in held)
 
-    def claimed(self, rows: tuple[ClaimedRow, ...], asked_at: float, next_visible_s: float | None, now: float) -> None:
-        self.claiming = False
+    def _answered(self) -> None:
+        self.claiming -= 1
+        self._asked = self.claiming * self.settings.claim_batch_size
+
+    def claimed(self, event: e.Claimed, now: float) -> None:
+        rows, asked_at = event.rows, event.asked_at
+        self._answered()
+        self._overlaps = event.full and self.settings.concurrency > 1  # one child may count on the order of vt
         self.read_succeeded()
         if rows:
-            self.wakeups.found()
+            self.wakeups.found(reading=self.reading)
             self.ctx.tell(h.MessagesClaimed(self.name, len(rows)))
         else:
-            self.wakeups.found_nothing(now, next_visible_s)
+            self.wakeups.found_nothing(now, event.next_visible_s, reading=self.reading)
             self.sooner(self.wakeups.next_deadline())
         for row in rows:
             self._take_in(row, asked_at, now)
         if rows and not self.may_read:
             self.give_back_waiting(now, "drain" if self.ctx.draining else "paused")
         self.advance(now)
+        if self._overlaps:
+            self.advance(now)
         if self.waiting:
             self.sooner(self._waiting_limit(self.waiting[0]))
 
@@ -140,7 +158,7 @@ class RegularQueue(QueueMachine):
         self.waiting.append(delivery)
 
     def claim_failed(self, error: str, now: float) -> None:
-        self.claiming = False
+        self._answered()
         self.read_failed(error, now)
         self.sooner(self.claim_not_before)
 
@@ -453,7 +471,7 @@ class RegularQueue(QueueMachine):
 
     @property
     def reading(self) -> bool:
-        return self.claiming
+        return self.claiming > 0
 
     @property
     def open_work(self) -> int:

@@ -34,13 +34,14 @@ class Wakeups:
         self._again = reading
         self.trailing_at = now + self._timing.throttle_s
 
-    def found(self) -> None:
+    def found(self, *, reading: bool = False) -> None:
+        """`reading`: another read is still under way, of which the last notification may know more."""
         self.hungry = True
-        self._again = False
+        self._again = self._again and reading
 
-    def found_nothing(self, now: float, next_visible_s: float | None) -> None:
+    def found_nothing(self, now: float, next_visible_s: float | None, *, reading: bool = False) -> None:
         self.hungry = self._again
-        self._again = False
+        self._again = self._again and reading
         self.poll_at = now + self._interval * (0.8 + 0.4 * self._uniform())
         # A millisecond later than the database said: its clock is read before the row is.
         found = inf if next_visible_s is None else now + max(0.0, next_visible_s) + 0.001

@@ -1,4 +1,4 @@
-"""The claimer: takes messages for the core, one claim at a time for each queue."""
+"""The claimer: takes messages for the core, at most two claims at a time for each queue."""
 
 from __future__ import annotations
 
@@ -56,11 +56,14 @@ class Claimer:
         self._patience_s = patience_s
         self._post = post
         self._clock = clock
-        self._lines = {queue: Line(f"claim {queue}", self._work, self._failed) for queue in patience_s}
+        self._lines = {
+            queue: tuple(Line(f"claim {queue}", self._work, self._failed) for _ in range(2)) for queue in patience_s
+        }
 
     def claim(self, command: Claim) -> None:
         """Start a claim."""
-        self._lines[command.queue].put(command)
+        first, second = self._lines[command.queue]
+        (first if first.idle else second).put(command)
 
     async def _work(self, command: Claim) -> None:
         timeout_s = self._patience_s[command.queue]
@@ -100,12 +103,13 @@ class Claimer:
             following = await cursor.fetchone()
             return Claimed(queue, limit, asked_at, (), following[0] if following else None)
         syncpoints.hit("parent.claim.after", {"queue": queue, "count": len(found), "msg_id": found[0][0]})
-        return Claimed(queue, limit, asked_at, _rows(found), None)
+        return Claimed(queue, limit, asked_at, _rows(found), None, full=len(found) == limit)
 
     async def close(self) -> None:
         """Stop; a claim under way is given up."""
-        for line in self._lines.values():
-            await line.close()
+        for lines in self._lines.values():
+            for line in lines:
+                await line.close()
 
 
 def _in_steps(limit: int) -> int:

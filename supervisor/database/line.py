@@ -37,6 +37,11 @@ class Line(Generic[Item]):
         self._idle.clear()
         self._wake.set()
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is to be done."""
+        return self._idle.is_set()
+
     async def _run(self) -> None:
         while True:
             await self._wake.wait()

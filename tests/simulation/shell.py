@@ -230,7 +230,10 @@ class Shell:
 
     def _claim(self, command: c.Claim) -> None:
         queue, name, asked_at = self.world.queues[command.queue], command.queue, self.world.timeline.now
-        self._begin("claim", name)
+        place = (name, 2 if ("claim", (name, 1)) in self._open else 1)
+        self._begin("claim", place)
+        if len(self._open & {("claim", (name, 1)), ("claim", (name, 2))}) > min(2, self._modes[name].concurrency):
+            raise Violation("claims overlap only where there are several children", f"{command}")
 
         def take() -> tuple[tuple[ClaimedRow, ...], float | None]:
             found = queue.claim(command.limit, command.lease_s, command.byte_budget)
@@ -241,8 +244,10 @@ class Shell:
         self._ask(
             "claim",
             take,
-            lambda got: self._end("claim", name, e.Claimed(name, command.limit, asked_at, got[0], got[1])),
-            lambda error: self._end("claim", name, e.ClaimFailed(name, error)),
+            lambda got: self._end(
+                "claim", place, e.Claimed(name, command.limit, asked_at, *got, full=len(got[0]) == command.limit)
+            ),
+            lambda error: self._end("claim", place, e.ClaimFailed(name, error)),
         )
 
     def _fetch_body(self, command: c.FetchBody) -> None:

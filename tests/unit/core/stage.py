@@ -205,7 +205,8 @@ class Stage:
         """Answer the claim that is under way."""
         command = self._claims.pop(0)
         asked_at = self._asked_at.pop(id(command))
-        return self.tell(e.Claimed(command.queue, command.limit, asked_at, rows, next_visible_s))
+        full = len(rows) == command.limit
+        return self.tell(e.Claimed(command.queue, command.limit, asked_at, rows, next_visible_s, full))
 
     def fail_claim(self, error: str = "connection refused") -> Stage:
         """The claim that is under way fails."""

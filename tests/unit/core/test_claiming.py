@@ -342,3 +342,50 @@ def test_a_database_that_is_away_is_asked_with_growing_pauses() -> None:
 def test_what_is_told_of_other_queues_is_not_for_us(event: e.Event) -> None:
     """A channel or a row of a queue that this supervisor does not serve."""
     assert not Stage().start().tell(event).last
+
+
+# --- claims that overlap ---------------------------------------------------------------------------------------------
+
+
+def long_queue(concurrency: int) -> Stage:
+    """Quick work, and claims that brought as many messages as they asked for."""
+    stage = fast(Stage(queue(concurrency=concurrency, claim_batch_size=10)).start(), estimate_s=0.0005)
+    for first in (100, 200):
+        assert stage.claiming is not None
+        stage.give(*(row(first + n) for n in range(stage.claiming.limit)))
+    return stage
+
+
+def claims_under_way(stage: Stage) -> list[c.Claim]:
+    """All that are not answered."""
+    return list(stage._claims)
+
+
+def test_a_long_queue_is_claimed_twice_at_once() -> None:
+    """The second claim is on its way while the first is under way; there is never a third."""
+    stage = long_queue(4)
+    assert [claim.limit for claim in claims_under_way(stage)] == [10, 10]
+    stage.give(*(row(2000 + i) for i in range(10)))
+    assert len(claims_under_way(stage)) == 2
+
+
+def test_one_child_is_served_in_the_order_of_its_queue() -> None:
+    """The answers of two claims could overtake each other."""
+    assert len(claims_under_way(long_queue(1))) == 1
+
+
+def test_the_end_of_a_queue_is_claimed_once_at_a_time() -> None:
+    """A claim that brought less than it asked for has seen the end."""
+    stage = long_queue(4)
+    stage.give(row(2000))
+    stage.give()
+    assert len(claims_under_way(stage)) <= 1
+
+
+def test_a_notification_during_two_claims_is_not_forgotten_by_the_first_answer() -> None:
+    """The other one may have looked before the message was there."""
+    stage = long_queue(4)
+    stage.tell(e.Notified(Q))
+    stage.give(row(2000))
+    stage.give()
+    assert claims_under_way(stage), "read again"
