@@ -49,7 +49,7 @@ class RegularQueue(QueueMachine):
         self.loading: dict[ClaimId, Child] = {}
         self.claiming = 0  # claims under way
         self._asked = 0  # messages that they may bring, at most
-        self._overlaps = False  # the queue is long: the next claim is asked for while one is on its way
+        self._overlaps = False  # the queue is long: two claims at a time (ADR 0025)
         self._gather_acks_s = ctx.settings.timing.gather_acks_s
         self._enough = 0  # with more than so many waiting nothing is claimed
 
@@ -119,7 +119,7 @@ class RegularQueue(QueueMachine):
             self.give_back_waiting(now, "drain" if self.ctx.draining else "paused")
         self.advance(now)
         if self._overlaps:
-            self.advance(now)
+            self.advance(now)  # the second claim
         if self.waiting:
             self.sooner(self._waiting_limit(self.waiting[0]))
 

@@ -70,7 +70,8 @@ class Output:
     def end(self) -> None:
         """The message's result is there: all that it wrote before is in the pipe."""
         self.drain()
-        self.flush()
+        if self._partial or self._partial_cut or self._dropped:
+            self.flush()
         self.claim_id = None
         self._drained_at = self._clock()
 

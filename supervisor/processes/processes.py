@@ -196,13 +196,14 @@ class Processes:
         except ProtocolError as error:
             self._post(ProtocolBroken(command.child, str(error)))
             return
-        syncpoints.hit("parent.dispatch.before", {"queue": process.queue, "msg_id": command.msg_id})
+        ids = {"queue": process.queue, "msg_id": command.msg_id}
+        syncpoints.hit("parent.dispatch.before", ids)
         self._guard.set_deadline(process.guard_slot, command.lease_deadline)
         process.begin(command.claim_id)
         process.channel.talk.dispatched(command.claim_id)
         process.channel.send(frame)
         self._starts.expect()
-        syncpoints.hit("parent.dispatch.after", {"queue": process.queue, "msg_id": command.msg_id})
+        syncpoints.hit("parent.dispatch.after", ids)
 
     def guard_leases(self, command: GuardLeases) -> None:
         """New deadlines; of running messages only, so that an idle child has none."""

@@ -140,6 +140,8 @@ class Hub:
 
     def _message_started(self, happening: MessageStartedRunning) -> None:
         known = self._current.get(happening.child)
+        if known is not None and known[1] == happening.msg_id and known[2] == happening.attempt:
+            return  # said when it was handed over
         claim = known[0] if known is not None and known[1] == happening.msg_id else None
         self._current[happening.child] = (claim, happening.msg_id, happening.attempt)
 
