@@ -53,8 +53,9 @@ class Work(NamedTuple):
 class Channel:
     """One stream of frames. `seq` is the message in hand, 0 between messages; the main thread alone writes it.
 
-    `wary`: a signal's function of the handler's may raise between messages. Python calls it when a system call has
-    returned, and with it goes what the call had read; so nothing is read before it is known to be there.
+    `wary`: a handler has left a function for its alarm behind, which may raise between messages. Python calls it when a
+    system call has returned, and if that was a read, what was read is gone. So the child waits in `poll`, not in
+    `read`; an alarm in the few instructions around a read that does not wait still costs the deadline for starts.
     """
 
     def __init__(self, in_fd: int, out_fd: int) -> None:

@@ -13,29 +13,29 @@ except ImportError:  # pragma: no cover - a platform without a wheel: titles are
 else:
     _set = setproctitle
 
-_TAIL_BYTES: Final = 48  # "#9223372036854775807 attempt 2147483647", and its end
+_LONGEST_TAIL_BYTES: Final = 48  # "#-9223372036854775808 attempt 2147483647", and its end
 _ARGUMENTS_AT: Final = 45  # in /proc/self/stat behind the name: where the command line begins and ends in our memory
 
 
 class Title:
     """The title of one child: `pgmq-child queue[slot] ...`.
 
-    The library says the first one, with two system calls. From then on only what stands behind the slot is written,
-    into the memory that the library has chosen; where that is not found, the library goes on.
+    The library says the first one, with two system calls. From then on it is written into the memory that the library
+    has chosen, all of it, as a handler may have put another there; where that is not found, the library goes on.
     """
 
-    __slots__ = ("_base", "_on", "_tail")
+    __slots__ = ("_base", "_on", "_place")
 
     def __init__(self, queue: str, slot: int, *, on: bool) -> None:
-        self._base = f"pgmq-child {queue}[{slot}] "
+        self._base = f"pgmq-child {queue}[{slot}] ".encode()
         self._on = on and _set is not None
-        self._tail: memoryview | None = None
+        self._place: memoryview | None = None
 
     def show_starting(self) -> None:
         """Imports run."""
         self._show(b"starting")
         if self._on:
-            self._tail = _find_tail(self._base.encode(), b"starting")
+            self._place = _find(self._base + b"starting")
 
     def show_message(self, msg_id: int, attempt: int) -> None:
         """A handler runs."""
@@ -50,22 +50,23 @@ class Title:
         self._show(b"idle")
 
     def _show(self, what: bytes) -> None:
-        if self._tail is not None:
-            self._tail[:] = what.ljust(_TAIL_BYTES, b"\0")
+        if self._place is not None:
+            self._place[:] = (self._base + what).ljust(len(self._place), b"\0")
         elif self._on and _set is not None:
-            _set(self._base + what.decode())
+            _set((self._base + what).decode())
 
 
-def _find_tail(base: bytes, shown: bytes) -> memoryview | None:
-    """Find the memory behind `base` in our command line; None where the title does not stand there, or has no room."""
+def _find(shown: bytes) -> memoryview | None:
+    """Find the memory of our command line; None where `shown` does not stand there, or a longer one has no room."""
     try:
         with open("/proc/self/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
         begin, end = int(fields[_ARGUMENTS_AT]), int(fields[_ARGUMENTS_AT + 1])
     except (OSError, ValueError, IndexError):
         return None
-    if begin == 0 or end - begin <= len(base) + _TAIL_BYTES:
+    size = end - begin - 1  # its last byte stays zero: that is how the kernel knows where it ends
+    if begin == 0 or size < len(shown) + _LONGEST_TAIL_BYTES:
         return None
-    if ctypes.string_at(begin, len(base) + len(shown) + 1) != base + shown + b"\0":
+    if ctypes.string_at(begin, len(shown) + 1) != shown + b"\0":
         return None
-    return memoryview((ctypes.c_char * _TAIL_BYTES).from_address(begin + len(base))).cast("B")
+    return memoryview((ctypes.c_char * size).from_address(begin)).cast("B")

@@ -1,1 +1,1 @@
-"""The protocol between the parent and a child: frames on a private stream socket."""
+"""The protocol between the parent and a child: frames on two private pipes."""

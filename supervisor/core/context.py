@@ -20,6 +20,7 @@ class Context:
         "commands",
         "draining",
         "held_bytes",
+        "overlapping",
         "owners",
         "settings",
         "uniform",
@@ -30,6 +31,7 @@ class Context:
         self.uniform = uniform
         self.commands: Answer = []
         self.held_bytes = 0  # bodies waiting in the parent
+        self.overlapping = False  # some queue has two claims under way: only one at a time may
         self.draining = False  # no new work
         self.acks_off = False  # the grace period is over: what finishes now is not acknowledged
         self.owners: dict[ChildId, str] = {}  # which queue a child belongs to

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from math import inf
 from typing import Final
 
 from shared.pgmq.records import ClaimedRow, RenewResult, SettleResult
@@ -50,6 +51,7 @@ class RegularQueue(QueueMachine):
         self.claiming = 0  # claims under way
         self._asked = 0  # messages that they may bring, at most
         self._overlaps = False  # the queue is long: two claims at a time (ADR 0025)
+        self._brought_at = -inf  # when the youngest claim that brought messages was asked for
         self._gather_acks_s = ctx.settings.timing.gather_acks_s
         self._enough = 0  # with more than so many waiting nothing is claimed
 
@@ -61,7 +63,7 @@ class RegularQueue(QueueMachine):
         # The first test is the cheap one that nearly always decides under load.
         if len(self.waiting) > self._enough or self.claiming == _CLAIMS_AT_ONCE or not self.wakeups.hungry:
             return
-        if self.claiming and not self._overlaps:
+        if self.claiming and (not self._overlaps or self.ctx.overlapping):
             return
         if self.may_read and now >= self.claim_not_before:
             self._claim(now)
@@ -83,12 +85,13 @@ class RegularQueue(QueueMachine):
         if budget <= 0:
             self.sooner(now + _BUDGET_AGAIN_S)  # another queue holds it, and will not tell us
             return
-        self.claims_attempted_at = now
-        if self.settling.owes_refunds or self._loses_a_lease(now):
-            return  # they are the attempt: what an outage cost nobody is given back before we claim it again
         limit = min(room, self.settings.claim_batch_size)
         if self.claiming and limit < self.settings.claim_batch_size:
             return  # not worth a second one
+        self.claims_attempted_at = now
+        if self.settling.owes_refunds or self._loses_a_lease(now):
+            return  # they are the attempt: what an outage cost nobody is given back before we claim it again
+        self.ctx.overlapping = self.ctx.overlapping or self.claiming > 0
         self.claiming += 1
         self._asked += limit
         self.ctx.do(c.Claim(self.name, limit, self.settings.visibility_timeout_s, budget))
@@ -99,18 +102,22 @@ class RegularQueue(QueueMachine):
         return any(d is not None and 0.0 < d.lease_deadline <= now and not d.fence_lost for d in held)
 
     def _answered(self) -> None:
+        if self.claiming == _CLAIMS_AT_ONCE:
+            self.ctx.overlapping = False
         self.claiming -= 1
         self._asked = self.claiming * self.settings.claim_batch_size
 
     def claimed(self, event: e.Claimed, now: float) -> None:
         rows, asked_at = event.rows, event.asked_at
         self._answered()
-        self._overlaps = event.full and self.settings.concurrency > 1  # one child may count on the order of vt
         self.read_succeeded()
+        if asked_at >= self._brought_at:
+            self._overlaps = event.full and self.settings.concurrency > 1  # one child may count on the order of vt
         if rows:
+            self._brought_at = max(self._brought_at, asked_at)
             self.wakeups.found(reading=self.reading)
             self.ctx.tell(h.MessagesClaimed(self.name, len(rows)))
-        else:
+        elif asked_at >= self._brought_at:  # else it looked before the one that found something
             self.wakeups.found_nothing(now, event.next_visible_s, reading=self.reading)
             self.sooner(self.wakeups.next_deadline())
         for row in rows:
@@ -159,7 +166,9 @@ class RegularQueue(QueueMachine):
 
     def claim_failed(self, error: str, now: float) -> None:
         self._answered()
-        self.read_failed(error, now)
+        self._overlaps = False
+        if now >= self.claim_not_before:  # two that fail together are one failure
+            self.read_failed(error, now)
         self.sooner(self.claim_not_before)
 
     # --- dispatch ---------------------------------------------------------------------------------------------------
@@ -468,6 +477,10 @@ class RegularQueue(QueueMachine):
     def _cancel_unstarted(self, delivery: Delivery, now: float) -> None:
         delivery.stop_reason = StopReason.CANCELLED
         self.settling.decide(delivery, self.judge.of_outcome(delivery, Outcome(OutcomeKind.STOPPED)), now)
+
+    def drain(self, now: float) -> None:
+        self.settling.say_gathered(now)  # while it may be acknowledged
+        super().drain(now)
 
     @property
     def reading(self) -> bool:

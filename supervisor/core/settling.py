@@ -93,6 +93,11 @@ class Settling:
         if verdict.kind == "release":
             self._refunds[delivery.id] = delivery
 
+    def say_gathered(self, now: float) -> None:
+        """Nothing waits for company any more."""
+        if self._gathered:
+            self._say_gathered(now)
+
     def _say_gathered(self, now: float) -> None:
         items, self._gathered = tuple(self._gathered), []
         self._said_at, self.say_at = now, inf

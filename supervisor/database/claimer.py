@@ -103,7 +103,7 @@ class Claimer:
             following = await cursor.fetchone()
             return Claimed(queue, limit, asked_at, (), following[0] if following else None)
         syncpoints.hit("parent.claim.after", {"queue": queue, "count": len(found), "msg_id": found[0][0]})
-        return Claimed(queue, limit, asked_at, _rows(found), None, full=len(found) == limit)
+        return Claimed(queue, limit, asked_at, _rows(found), None, full=len(found) == _in_steps(command.limit))
 
     async def close(self) -> None:
         """Stop; a claim under way is given up."""

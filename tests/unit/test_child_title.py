@@ -39,4 +39,4 @@ def test_titles_can_be_off(said: list[str]) -> None:
 
 def test_every_title_has_room() -> None:
     """The longest one leaves an end."""
-    assert len(b"#%d attempt %d" % (-(2**63), 2**31 - 1)) < title._TAIL_BYTES
+    assert len(b"#%d attempt %d" % (-(2**63), 2**31 - 1)) < title._LONGEST_TAIL_BYTES

@@ -201,9 +201,9 @@ class Stage:
 
     # --- regular mode -----------------------------------------------------------------------------------------------
 
-    def give(self, *rows: ClaimedRow, next_visible_s: float | None = None) -> Stage:
-        """Answer the claim that is under way."""
-        command = self._claims.pop(0)
+    def give(self, *rows: ClaimedRow, next_visible_s: float | None = None, which: int = 0) -> Stage:
+        """Answer a claim that is under way: the oldest, or the one in this place."""
+        command = self._claims.pop(which)
         asked_at = self._asked_at.pop(id(command))
         full = len(rows) == command.limit
         return self.tell(e.Claimed(command.queue, command.limit, asked_at, rows, next_visible_s, full))

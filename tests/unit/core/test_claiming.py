@@ -389,3 +389,38 @@ def test_a_notification_during_two_claims_is_not_forgotten_by_the_first_answer()
     stage.give(row(2000))
     stage.give()
     assert claims_under_way(stage), "read again"
+
+
+def test_an_older_look_that_found_nothing_says_nothing() -> None:
+    """What a producer has committed between two claims was found by the younger one: the queue is still long."""
+    stage = long_queue(4)
+    stage.wait(0.001).give(*(row(2000 + n) for n in range(10)))  # the next one is asked for, the second is under way
+    stage.give(*(row(3000 + n) for n in range(10)), which=1)
+    stage.give()
+    assert stage.core._queues[Q].wakeups.hungry
+    assert claims_under_way(stage), "it goes on without waiting for the poll"
+
+
+def test_two_claims_that_fail_together_are_one_failure() -> None:
+    """The pause before the next one does not grow twice; and the next one goes alone."""
+    stage = long_queue(4)
+    stage.fail_claim()
+    first = stage.core._queues[Q].claim_not_before
+    stage.fail_claim()
+    assert stage.core._queues[Q].claim_not_before == first
+    stage.wait(1.0)
+    assert len(claims_under_way(stage)) == 1
+
+
+def test_one_queue_at_a_time_has_two_claims() -> None:
+    """Each costs a session and the bodies of a claim; other queues must find both."""
+    stage = Stage(*(queue(name, concurrency=4, claim_batch_size=10) for name in ("q", "r"))).start()
+    for machine in stage.core._queues.values():
+        machine.pacing.estimate_s = 0.0005  # type: ignore[attr-defined]
+    for first in (100, 200, 300, 400):
+        claim = stage.claiming
+        assert claim is not None
+        stage.give(*(row(first + n) for n in range(claim.limit)))
+    names = [claim.queue for claim in claims_under_way(stage)]
+    assert len(names) == 3
+    assert set(names) == {"q", "r"}

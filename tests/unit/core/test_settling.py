@@ -220,15 +220,22 @@ def test_nothing_waits_in_a_drain() -> None:
     one, two, three = stage.run_all(row(1), row(2), row(3))
     stage.finish(one).finish(two)
     stage.tell(e.ShutdownRequested())
-    stage.finish(three)
-    assert [item.fence.msg_id for item in stage.settlements()] == [2, 3]
-
-
-def test_what_was_gathered_is_said_in_a_drain_although_nothing_else_ends() -> None:
-    """The clock is enough."""
-    stage = Stage(queue(concurrency=3)).start()
-    one, two, _ = stage.run_all(row(1), row(2), row(3))
-    stage.finish(one).finish(two)
-    stage.tell(e.ShutdownRequested())
-    stage.wait(0.01)
     assert [item.fence.msg_id for item in stage.settlements()] == [2]
+    stage.finish(three)
+    assert [item.fence.msg_id for item in stage.settlements()] == [3]
+
+
+@pytest.mark.parametrize(
+    "orders", [(e.EscalationRequested(),), (e.ShutdownRequested(), e.EscalationRequested()), (e.ShutdownRequested(),)]
+)
+def test_what_was_gathered_is_said_before_acknowledgements_are_off(orders: tuple[e.Event, ...]) -> None:
+    """A grace period of nothing, or a second signal at once: said with the first order, and never after the last."""
+    stage = Stage(queue(concurrency=2), grace_s=0.0, kill_after_s=1.0).start()
+    one, two = stage.run_all(row(1), row(2))
+    stage.finish(one).finish(two)
+    said = []
+    for order in orders:
+        said += [item.fence.msg_id for item in stage.tell(order).settlements()]
+    assert said == [2]
+    stage.wait(0.05)
+    assert not stage.settlements()
