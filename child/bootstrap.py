@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from child.caller import Caller
-from child.channel import Channel, Disconnected, Work
+from child.channel import Channel, Disconnected
 from child.farewell import BOOT_FAILED, CONFUSED, PARENT_GONE, leave_in_order, leave_now
 from child.imports import hand_over_imports
 from child.loader import LoadError, load_handler
@@ -30,7 +30,7 @@ from child.results import fit_result
 from child.title import Title
 from shared import syncpoints
 from shared.text import clean_text
-from shared.wire.frames import Frame, Kind, ProtocolError, encode
+from shared.wire.frames import Dispatched, Frame, Kind, ProtocolError, encode
 
 if TYPE_CHECKING:
     from child.process import Ends
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _LATE: Final = frozenset({Kind.STOP, Kind.VERDICT})  # may come when their message is over
 
-Step = Callable[[Frame | Work], None]
+Step = Callable[[Frame | Dispatched], None]
 MakeStep = Callable[[Channel, Callable[..., Any], Title], Step]
 
 
@@ -97,7 +97,7 @@ def serve(ends: Ends, *, root: str, foreign: dict[str, ModuleType]) -> NoReturn:
 
 def _boot(channel: Channel, ends: Ends, root: str, foreign: dict[str, ModuleType]) -> Step:
     frame = channel.receive()
-    if isinstance(frame, Work) or frame.kind is not Kind.HELLO:
+    if not isinstance(frame, Frame) or frame.kind is not Kind.HELLO:
         raise ProtocolError("the first frame is not HELLO")
     hello = Hello.from_meta(frame.meta)
     raise_oom_score(hello.oom_score_adj)
@@ -145,7 +145,7 @@ def _loop(channel: Channel, step: Step) -> None:
     while True:
         try:
             frame = channel.receive()
-            if isinstance(frame, Work) or frame.kind is Kind.PERMIT:
+            if not isinstance(frame, Frame) or frame.kind is Kind.PERMIT:
                 step(frame)
             elif frame.kind is Kind.EXIT:
                 return

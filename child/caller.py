@@ -34,16 +34,15 @@ class Caller:
             returned = self._handler(message, *more)
             if returned is not None and hasattr(type(returned), "__await__"):
                 returned = self.loop.run(returned)
-            outcome = of_return(returned, ack_override(message))
+            ack = ack_override(message)
+            outcome = None if returned is None and ack is None else of_return(returned, ack)
         except BaseException as error:  # noqa: BLE001 - the handler boundary: sys.exit is a failed attempt here
-            self._leave_if_copy()
+            if os.getpid() != self._pid:
+                os._exit(0)
             return of_exception(error, stopping=self._channel.stop_seen(), with_sqlstate=self._with_sqlstate)
-        self._leave_if_copy()
-        return outcome
-
-    def _leave_if_copy(self) -> None:
         if os.getpid() != self._pid:
             os._exit(0)
+        return outcome
 
 
 class Loop:

@@ -14,40 +14,26 @@ import os
 import select
 import threading
 from collections import deque
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from shared.wire.frames import (
-    HEADER,
-    MAGIC,
-    MAX_BODY_BYTES,
     Decoder,
-    DispatchHead,
+    Dispatched,
     Frame,
     Kind,
     ProtocolError,
     decode_dispatch,
     encode,
-    split_dispatch,
+    rest_of_dispatch,
+    whole_dispatch,
 )
 
 _CHUNK_BYTES: Final = 1 << 16
-_HEADER_BYTES: Final = HEADER.size
-_unpack: Final = HEADER.unpack_from
-_DISPATCH: Final = int(Kind.DISPATCH)
 _ENDED: Final = "ended"
 
 
 class Disconnected(Exception):
     """The pipe is gone: the parent ended, or a handler closed what was not its own."""
-
-
-class Work(NamedTuple):
-    """A DISPATCH, taken apart."""
-
-    seq: int
-    head: DispatchHead
-    headers: bytes
-    body: bytes | None
 
 
 class Channel:
@@ -64,6 +50,7 @@ class Channel:
         self._arrival = select.poll()
         self._arrival.register(in_fd, select.POLLIN)
         self._decoder = Decoder()
+        self._cut = False  # the decoder has the beginning of a frame
         self._frames: deque[Frame] = deque()
         self._reading = threading.Lock()
         self._writing = threading.Lock()
@@ -75,8 +62,8 @@ class Channel:
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
-    def receive(self, timeout_s: float | None = None) -> Frame | Work:
-        """Wait for the next frame. Raises `Disconnected` at the end of the stream, `ProtocolError` for rubbish.
+    def receive(self, timeout_s: float | None = None) -> Frame | Dispatched:
+        """Wait for the next frame; a DISPATCH is taken apart. Raises `Disconnected` at the end of the stream, `ProtocolError` for rubbish.
 
         With `timeout_s`: `TimeoutError` when nothing at all comes for so long.
         """
@@ -94,32 +81,28 @@ class Channel:
                     raise Disconnected from error
                 if not data:
                     raise Disconnected
-                if not self._decoder.pending_bytes and (work := self._whole_dispatch(data)) is not None:
-                    return work
-                self._frames.extend(self._decoder.feed(data))
+                if not self._cut:
+                    message = whole_dispatch(data)
+                    if message is None and (missing := rest_of_dispatch(data)) >= _CHUNK_BYTES:
+                        message = whole_dispatch(self._read_rest(data, missing))
+                    if message is not None:
+                        return message
+                self._frames.extend(self._feed(data))
 
     def _arrived(self, timeout_s: float | None) -> bool:
         return bool(self._arrival.poll(None if timeout_s is None else timeout_s * 1000))
 
-    def _whole_dispatch(self, data: bytes) -> Work | None:
-        """The common case without the decoder's buffer; a large body is read into the place where it stays."""
-        size = len(data)
-        if size < _HEADER_BYTES:
-            return None
-        magic, kind, flags, meta_len, body_len, seq = _unpack(data)
-        if magic != MAGIC or kind != _DISPATCH or meta_len or body_len > MAX_BODY_BYTES:
-            return None
-        missing = _HEADER_BYTES + body_len - size
-        if not missing:
-            return Work(seq, *split_dispatch(data, _HEADER_BYTES, flags))
-        if missing < _CHUNK_BYTES:  # also when there is more than this frame
-            return None
-        return Work(seq, *split_dispatch(self._read_rest(data, size + missing), _HEADER_BYTES, flags))
+    def _feed(self, data: bytes) -> list[Frame]:
+        frames = self._decoder.feed(data)
+        self._cut = self._decoder.pending_bytes > 0
+        return frames
 
-    def _read_rest(self, start: bytes, size: int) -> bytes:
+    def _read_rest(self, start: bytes, missing: int) -> bytes:
+        """Read a large body into the place where it stays."""
+        filled = len(start)
+        size = filled + missing
         buffer = bytearray(size)
         view = memoryview(buffer)
-        filled = len(start)
         view[:filled] = start
         while filled < size:
             try:
@@ -168,7 +151,7 @@ class Channel:
                 if not data:
                     self._closed, self._stop = True, "parent_gone"
                     break
-                self._sort(self._decoder.feed(data))
+                self._sort(self._feed(data))
         except ProtocolError:
             self._closed = True  # told by the next receive, when the handler has ended
         finally:
@@ -204,5 +187,5 @@ class Channel:
             return
 
 
-def _opened(frame: Frame) -> Frame | Work:
-    return Work(frame.seq, *decode_dispatch(frame)) if frame.kind is Kind.DISPATCH else frame
+def _opened(frame: Frame) -> Frame | Dispatched:
+    return decode_dispatch(frame) if frame.kind is Kind.DISPATCH else frame

@@ -14,7 +14,7 @@ from shared.clock import boottime
 from shared.durations import parse_delay_ms
 from shared.errors import ValidationError
 from shared.text import clean_text
-from shared.wire.frames import DispatchHead, Kind
+from shared.wire.frames import Dispatched, Kind
 
 if TYPE_CHECKING:
     import logging
@@ -37,13 +37,13 @@ class Message:
         "_ack",
         "_body",
         "_channel",
-        "_deadline",
         "_enqueued_us",
         "_headers",
         "_headers_text",
         "_is_null",
         "_log",
         "_progress",
+        "_run_until_ms",
         "_seq",
         "attempt",
         "deliveries",
@@ -52,20 +52,21 @@ class Message:
         "raw",
     )
 
-    def __init__(
-        self, channel: Channel, seq: int, queue: str, head: DispatchHead, headers: bytes, body: bytes | None
-    ) -> None:
+    def __init__(self, channel: Channel, queue: str, dispatched: Dispatched) -> None:
         self._channel = channel
-        self._seq = seq
         self.queue = queue
-        self.id = head.msg_id
-        self.attempt = head.attempt
-        self.deliveries = head.deliveries
+        (
+            self._seq,
+            self.id,
+            self.attempt,
+            self.deliveries,
+            self._enqueued_us,
+            self._run_until_ms,
+            self._headers_text,
+            body,
+        ) = dispatched
         self.raw = b"" if body is None else body
         self._is_null = body is None
-        self._enqueued_us = head.enqueued_us
-        self._deadline = None if head.time_left_ms < 0 else boottime() + head.time_left_ms / 1000
-        self._headers_text = headers
         self._headers: dict[str, Any] | None = None
         self._body: Any = _UNREAD
         self._log: logging.Logger | None = None
@@ -104,7 +105,7 @@ class Message:
 
     def time_left(self) -> float | None:
         """Seconds until hard_timeout, never below 0; None without a limit."""
-        return None if self._deadline is None else max(0.0, self._deadline - boottime())
+        return None if self._run_until_ms < 0 else max(0.0, self._run_until_ms / 1000 - boottime())
 
     # --- being stopped ----------------------------------------------------------------------------------------------
 

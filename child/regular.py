@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from child.abandoned import Abandoned
 from child.caller import Caller
-from child.channel import Work
 from child.farewell import flush_output
 from child.message import Message
 from child.process import calm_signals
 from child.results import fit_result
 from shared import syncpoints
-from shared.wire.frames import HEADER, MAGIC, Frame, Kind, ProtocolError
+from shared.wire.frames import HEADER, MAGIC, Dispatched, Frame, Kind, ProtocolError
 
 if TYPE_CHECKING:
     from child.channel import Channel
@@ -27,20 +26,20 @@ _SUCCESS: Final = int(Kind.SUCCESS)
 
 def make_step(
     channel: Channel, caller: Caller, queue: str, title: Title, start_mark: memoryview
-) -> Callable[[Frame | Work], None]:
+) -> Callable[[Frame | Dispatched], None]:
     """The function that serves one DISPATCH. Raises `Disconnected` and `ProtocolError`, nothing else."""
     pack, send, call = HEADER.pack, channel.send, caller.call
     hit = syncpoints.hit
     abandoned = Abandoned(channel)
 
-    def serve(work: Frame | Work) -> None:
-        if not isinstance(work, Work):
-            raise ProtocolError(f"unexpected {work.kind.name}")
-        seq, head, headers, body = work
+    def serve(frame: Frame | Dispatched) -> None:
+        if isinstance(frame, Frame):
+            raise ProtocolError(f"unexpected {frame.kind.name}")
+        message = Message(channel, queue, frame)
+        seq = frame[0]
         channel.begin(seq)
         hit("child.dispatch.received")
-        title.show_message(head.msg_id, head.attempt)
-        message = Message(channel, seq, queue, head, headers, body)
+        title.show_message(message.id, message.attempt)
         start_mark[0] = seq
         hit("child.handler.before")
         outcome = call(message)

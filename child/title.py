@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable
 from typing import Final
 
@@ -24,36 +25,40 @@ class Title:
     has chosen, all of it, as a handler may have put another there; where that is not found, the library goes on.
     """
 
-    __slots__ = ("_base", "_on", "_place")
+    __slots__ = ("_base", "_idle", "_on", "_place", "_write")
 
     def __init__(self, queue: str, slot: int, *, on: bool) -> None:
         self._base = f"pgmq-child {queue}[{slot}] ".encode()
         self._on = on and _set is not None
+        self._idle = self._base + b"idle"
         self._place: memoryview | None = None
+        self._write = struct.Struct("").pack_into
 
     def show_starting(self) -> None:
         """Imports run."""
-        self._show(b"starting")
+        self._show(self._base + b"starting")
         if self._on:
-            self._place = _find(self._base + b"starting")
+            self._place = place = _find(self._base + b"starting")
+            if place is not None:
+                self._write = struct.Struct(f"{len(place)}s").pack_into  # fills up with zeros
 
     def show_message(self, msg_id: int, attempt: int) -> None:
         """A handler runs."""
-        self._show(b"#%d attempt %d" % (msg_id, attempt))
+        self._show(b"%b#%d attempt %d" % (self._base, msg_id, attempt))
 
     def show_claiming(self) -> None:
         """A transaction is open, or about to be."""
-        self._show(b"claiming")
+        self._show(self._base + b"claiming")
 
     def show_idle(self) -> None:
         """Nothing in hand."""
-        self._show(b"idle")
+        self._show(self._idle)
 
-    def _show(self, what: bytes) -> None:
+    def _show(self, title: bytes) -> None:
         if self._place is not None:
-            self._place[:] = (self._base + what).ljust(len(self._place), b"\0")
+            self._write(self._place, 0, title)
         elif self._on and _set is not None:
-            _set((self._base + what).decode())
+            _set(title.decode())
 
 
 def _find(shown: bytes) -> memoryview | None:

@@ -20,7 +20,7 @@ import psycopg
 from child.abandoned import Abandoned
 from child.attempts import Tally, tally
 from child.caller import Caller
-from child.channel import Channel, Work
+from child.channel import Channel
 from child.database import Claim, ClaimRow, CommitInDoubt, Database, Fault, LastWords, Unreadable
 from child.farewell import flush_output
 from child.message import Message
@@ -29,8 +29,9 @@ from child.process import calm_signals
 from child.results import fit_result
 from child.transaction import AsyncTransaction, Outbox, Transaction
 from shared import syncpoints
+from shared.clock import boottime
 from shared.text import clean_text
-from shared.wire.frames import DispatchHead, Frame, Kind, ProtocolError, encode
+from shared.wire.frames import Dispatched, Frame, Kind, ProtocolError, encode
 
 if TYPE_CHECKING:
     from child.title import Title
@@ -45,7 +46,7 @@ _ENDED_BY_HANDLER: Final = frozenset({"TransactionEndedByHandler", "ConnectionLe
 
 def make_step(
     channel: Channel, handler: Callable[..., Any], title: Title, hello: dict[str, Any]
-) -> Callable[[Frame | Work], None]:
+) -> Callable[[Frame | Dispatched], None]:
     """The function that serves one PERMIT. Raises `Disconnected` and `ProtocolError`, nothing else."""
     try:
         database = Database(
@@ -90,9 +91,9 @@ class _Worker:
         self._most = most
         self._unsent = b""  # TX_CLAIMED that goes out with what follows it at once
 
-    def serve(self, frame: Frame | Work) -> None:
+    def serve(self, frame: Frame | Dispatched) -> None:
         """One permit: from BEGIN to an answer that frees us."""
-        if isinstance(frame, Work):
+        if not isinstance(frame, Frame):
             raise ProtocolError("DISPATCH in transactional mode")
         seq = frame.seq
         self._channel.begin(seq)
@@ -203,8 +204,9 @@ class _Worker:
     def _message(self, seq: int, claim: Claim, permit: Meta, attempt: int) -> Message:
         row = claim.row
         limit = permit.get("time_limit_ms")
-        head = DispatchHead(row.msg_id, attempt, row.read_ct, row.enqueued_us, -1 if limit is None else limit, 0)
-        return Message(self._channel, seq, self._queue, head, claim.headers, claim.body)
+        until_ms = -1 if limit is None else int(boottime() * 1000) + limit
+        claimed = (seq, row.msg_id, attempt, row.read_ct, row.enqueued_us, until_ms, claim.headers, claim.body)
+        return Message(self._channel, self._queue, claimed)
 
     def _call(self, message: Message, outbox: Outbox) -> Meta | None:
         tx: Transaction | AsyncTransaction
@@ -280,7 +282,7 @@ class _Worker:
                 frame = self._channel.receive(_VERDICT_S)
             except TimeoutError:
                 return None
-            if isinstance(frame, Work) or frame.kind not in {Kind.VERDICT, Kind.STOP}:
+            if not isinstance(frame, Frame) or frame.kind not in {Kind.VERDICT, Kind.STOP}:
                 raise ProtocolError("something else than a verdict")
             if frame.kind is Kind.VERDICT and frame.seq == seq and isinstance(frame.meta.get("verdict"), str):
                 return frame.meta

@@ -18,7 +18,7 @@ import json
 import struct
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 MAGIC: Final = 0xB7
 HEADER: Final = struct.Struct("!BBHIIQ")
@@ -33,7 +33,7 @@ class ProtocolError(Exception):
 class Kind(IntEnum):
     """What a frame says. Below 64: parent to child; from 64 on: child to parent."""
 
-    DISPATCH = 1  # body: DispatchHead, headers, message body
+    DISPATCH = 1  # body: head, headers, message body; see `Dispatched`
     STOP = 2  # meta: {"reason": "soft_timeout" | "shutdown" | "cancelled" | "lease_lost"}
     EXIT = 3  # finish in order: no message follows
     PERMIT = 4  # transactional: claim one message. meta: {"time_limit_ms", "owed": [[msg_id, attempts, deaths], ...]}
@@ -135,44 +135,89 @@ def _parse_meta(kind: Kind, packed: bytes) -> dict[str, Any]:
     return meta
 
 
-class DispatchHead(NamedTuple):
-    """What a child must know of a message besides headers and body; leads the body of a DISPATCH frame."""
+Dispatched: TypeAlias = tuple[int, int, int, int, int, int, bytes, bytes | None]
+"""A DISPATCH: seq, msg_id, attempt, deliveries, enqueued_us, run_until_ms, headers, body.
 
-    msg_id: int
-    attempt: int
-    deliveries: int
-    enqueued_us: int  # microseconds since the epoch, the database's clock
-    time_left_ms: int  # to hard_timeout; -1: no limit
-    headers_len: int  # of the JSON text that follows; 0: no headers
+enqueued_us: microseconds since the epoch, the database's clock. run_until_ms: the end of hard_timeout in milliseconds
+on CLOCK_BOOTTIME; -1: no limit. headers: JSON text, empty for none. body: None for SQL NULL.
 
+A bare tuple, as it is made and taken apart for each message, by processes whose caches are cold (ADR 0026).
+"""
 
-_DISPATCH: Final = struct.Struct("!qIIqqI")
+_HEAD: Final = "qIIqqI"  # msg_id, attempt, deliveries, enqueued_us, run_until_ms, length of the headers
+_DISPATCH_HEAD: Final = struct.Struct("!" + _HEAD)
+_DISPATCH: Final = struct.Struct(HEADER.format + _HEAD)
+_DISPATCH_BYTES: Final = _DISPATCH.size
+_HEADER_BYTES: Final = HEADER.size
+_unpack_dispatch: Final = _DISPATCH.unpack_from
+_DISPATCH_KIND: Final = int(Kind.DISPATCH)
 _BODY_NULL: Final = int(Flag.BODY_NULL)  # `int & Flag` makes a member: a microsecond on the hot path
 
 
-def encode_dispatch(seq: int, head: DispatchHead, headers: bytes, body: bytes | None) -> bytes:
-    """A DISPATCH frame. `body` None means SQL NULL. Raises `ProtocolError` over the body limit."""
-    payload_len = _DISPATCH.size + len(headers) + (0 if body is None else len(body))
-    if payload_len > MAX_BODY_BYTES:
-        raise ProtocolError(f"message {head.msg_id}: {payload_len} bytes is over the limit of {MAX_BODY_BYTES}")
-    flags = _BODY_NULL if body is None else 0
-    header = HEADER.pack(MAGIC, Kind.DISPATCH, flags, 0, payload_len, seq)
-    return b"".join((header, _DISPATCH.pack(*head), headers, body or b""))
+def encode_dispatch(message: Dispatched) -> bytes:
+    """Pack a DISPATCH. Raises `ProtocolError` over the body limit."""
+    seq, msg_id, attempt, deliveries, enqueued_us, run_until_ms, headers, body = message
+    flags = 0
+    if body is None:
+        flags, body = _BODY_NULL, b""
+    size = _DISPATCH_BYTES - _HEADER_BYTES + len(headers) + len(body)
+    if size > MAX_BODY_BYTES:
+        raise ProtocolError(f"message {msg_id}: {size} bytes is over the limit of {MAX_BODY_BYTES}")
+    head = _DISPATCH.pack(
+        MAGIC,
+        _DISPATCH_KIND,
+        flags,
+        0,
+        size,
+        seq,
+        msg_id,
+        attempt,
+        deliveries,
+        enqueued_us,
+        run_until_ms,
+        len(headers),
+    )
+    return b"".join((head, headers, body))
 
 
-def decode_dispatch(frame: Frame) -> tuple[DispatchHead, bytes, bytes | None]:
-    """Head, headers and body of a DISPATCH frame."""
-    return split_dispatch(frame.body, 0, frame.flags)
+def whole_dispatch(data: bytes) -> Dispatched | None:
+    """Take a DISPATCH apart where `data` is just that frame, which is nearly always so. None: it is something else."""
+    size = len(data)
+    if size < _DISPATCH_BYTES:
+        return None
+    magic, kind, flags, meta_len, body_len, seq, msg_id, attempt, deliveries, enqueued_us, run_until_ms, headers_len = (
+        _unpack_dispatch(data)
+    )
+    if magic != MAGIC or kind != _DISPATCH_KIND or meta_len or size != _HEADER_BYTES + body_len:
+        return None
+    headers, start = b"", _DISPATCH_BYTES
+    if headers_len:
+        headers, start = data[start : start + headers_len], start + headers_len
+        if size < start:
+            raise ProtocolError("DISPATCH is too short for its headers")
+    body = None if flags & _BODY_NULL else data[start:]
+    return seq, msg_id, attempt, deliveries, enqueued_us, run_until_ms, headers, body
 
 
-def split_dispatch(data: bytes, start: int, flags: int) -> tuple[DispatchHead, bytes, bytes | None]:
-    """The same of bytes in which the frame's body begins at `start`, for a reader that saves the copy."""
-    headers_start = start + _DISPATCH.size
-    if len(data) < headers_start:
+def rest_of_dispatch(data: bytes) -> int:
+    """How many bytes are missing of the DISPATCH that `data` begins with; 0 where that cannot be said."""
+    if len(data) < _HEADER_BYTES:
+        return 0
+    magic, kind, _, meta_len, body_len, _ = HEADER.unpack_from(data)
+    if magic != MAGIC or kind != _DISPATCH_KIND or meta_len or body_len > MAX_BODY_BYTES:
+        return 0
+    return max(0, _HEADER_BYTES + body_len - len(data))
+
+
+def decode_dispatch(frame: Frame) -> Dispatched:
+    """Take a DISPATCH apart that came through `Decoder`."""
+    data = frame.body
+    if len(data) < _DISPATCH_HEAD.size:
         raise ProtocolError("DISPATCH is too short")
-    head = DispatchHead._make(_DISPATCH.unpack_from(data, start))
-    split = headers_start + head.headers_len
+    msg_id, attempt, deliveries, enqueued_us, run_until_ms, headers_len = _DISPATCH_HEAD.unpack_from(data)
+    split = _DISPATCH_HEAD.size + headers_len
     if len(data) < split:
         raise ProtocolError("DISPATCH is too short for its headers")
-    body = None if flags & _BODY_NULL else data[split:]
-    return head, data[headers_start:split], body
+    body = None if frame.flags & _BODY_NULL else data[split:]
+    headers = data[_DISPATCH_HEAD.size : split]
+    return frame.seq, msg_id, attempt, deliveries, enqueued_us, run_until_ms, headers, body

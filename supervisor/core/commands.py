@@ -94,7 +94,7 @@ class Dispatch:
     attempt: int
     deliveries: int
     enqueued_us: int
-    time_left_s: float | None
+    run_until: float | None  # the end of hard_timeout
     headers: bytes | None
     body: bytes | None
     lease_deadline: float

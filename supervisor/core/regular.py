@@ -53,6 +53,7 @@ class RegularQueue(QueueMachine):
         self._overlaps = False  # the queue is long: two claims at a time (ADR 0025)
         self._brought_at = -inf  # when the youngest claim that brought messages was asked for
         self._gather_acks_s = ctx.settings.timing.gather_acks_s
+        self._hard_timeout_s = settings.hard_timeout_s
         self._enough = 0  # with more than so many waiting nothing is claimed
 
     # --- claim ------------------------------------------------------------------------------------------------------
@@ -210,7 +211,7 @@ class RegularQueue(QueueMachine):
                 delivery.attempt,
                 delivery.fence.read_ct,
                 delivery.enqueued_us,
-                self.settings.hard_timeout_s,
+                None if self._hard_timeout_s is None else now + self._hard_timeout_s,
                 delivery.headers,
                 delivery.body,
                 delivery.lease_deadline,

@@ -5,23 +5,25 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from shared.pgmq.records import Ack, DeadLetter, Release, Retry
-from shared.wire.frames import DispatchHead, Kind, ProtocolError, encode, encode_dispatch
+from shared.wire.frames import Kind, ProtocolError, encode, encode_dispatch
 from supervisor.core.commands import AnswerClaim, AnswerCommit, Dispatch, GrantPermit, SendStop
 
 
 def dispatch_frame(command: Dispatch) -> bytes:
     """DISPATCH. Raises `ProtocolError` over the body limit."""
-    headers = command.headers or b""
-    left = command.time_left_s
-    head = DispatchHead(
-        command.msg_id,
-        command.attempt,
-        command.deliveries,
-        command.enqueued_us,
-        -1 if left is None else max(0, int(left * 1000)),
-        len(headers),
+    until = command.run_until
+    return encode_dispatch(
+        (
+            command.claim_id,
+            command.msg_id,
+            command.attempt,
+            command.deliveries,
+            command.enqueued_us,
+            -1 if until is None else int(until * 1000),
+            command.headers or b"",
+            command.body,
+        )
     )
-    return encode_dispatch(command.claim_id, head, headers, command.body)
 
 
 def stop_frame(command: SendStop) -> bytes:

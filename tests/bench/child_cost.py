@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from shared.wire.frames import HEADER, DispatchHead, encode_dispatch
+from shared.wire.frames import HEADER, encode_dispatch
 from tests.support.childharness import ChildHarness
 
 ROUNDS = 5
@@ -27,7 +27,7 @@ def cpu_us(pid: int) -> float:
 
 def run_round(child: ChildHarness, messages: int) -> tuple[float, float]:
     """Microseconds of the child's CPU and of wall time a message."""
-    frames = [encode_dispatch(n, DispatchHead(n, 1, 1, 1, 60_000, 0), b"", b'{"n": 1}') for n in range(1, messages + 1)]
+    frames = [encode_dispatch((n, n, 1, 1, 1, 60_000, b"", b'{"n": 1}')) for n in range(1, messages + 1)]
     cpu, wall = cpu_us(child.pid), time.perf_counter()
     for frame in frames:
         os.write(child.out_fd, frame)

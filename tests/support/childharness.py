@@ -16,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from shared.wire.frames import Decoder, DispatchHead, Frame, Kind, encode, encode_dispatch
+from shared.clock import boottime
+from shared.wire.frames import Decoder, Frame, Kind, encode, encode_dispatch
 from shared.wire.startmark import PAGE_BYTES, make_room, read_mark
 from tests.support.waiting import eventually
 
@@ -170,8 +171,11 @@ class ChildHarness:
         """Hand over a message (`raw` where it is given, None for SQL NULL); returns its seq."""
         self._seq += 1
         text = json.dumps(body).encode() if raw == b"" else raw
-        head = DispatchHead(msg_id or self._seq, attempt, attempt, 1_700_000_000_000_000, time_left_ms, len(headers))
-        self.send_raw(encode_dispatch(self._seq, head, headers, text))
+        until_ms = -1 if time_left_ms < 0 else round(boottime() * 1000) + time_left_ms
+        number = msg_id or self._seq
+        self.send_raw(
+            encode_dispatch((self._seq, number, attempt, attempt, 1_700_000_000_000_000, until_ms, headers, text))
+        )
         return self._seq
 
     def start(self, body: object = None, **options: Any) -> int:

@@ -133,7 +133,7 @@ class World:
                 attempt=1,
                 deliveries=1,
                 enqueued_us=1,
-                time_left_s=time_left_s,
+                run_until=None if time_left_s is None else boottime() + time_left_s,
                 headers=None,
                 body=body,
                 lease_deadline=0.0 if lease_s is None else boottime() + lease_s,

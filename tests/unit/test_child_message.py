@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from child.body import decode_json, encode_json
-from child.channel import Channel, Disconnected, Work
+from child.channel import Channel, Disconnected
 from child.limits import Allowance
 from child.message import Message
 from child.verdicts import ImpossibleDelay, InvalidMessage, Stopped
-from shared.wire.frames import Decoder, DispatchHead, Kind, encode, encode_dispatch
+from shared.wire.frames import Decoder, Frame, Kind, encode, encode_dispatch
 
 MakeMessage = Callable[..., Message]
 
@@ -32,11 +32,12 @@ def ends() -> Iterator[tuple[socket.socket, Channel]]:
 def make(ends: tuple[socket.socket, Channel]) -> MakeMessage:
     """A message in hand, number 1."""
 
-    def message(headers: bytes = b"", body: bytes | None = b"{}", **head: int) -> Message:
+    def message(
+        headers: bytes = b"", body: bytes | None = b"{}", *, enqueued_us: int = 0, run_until_ms: int = -1
+    ) -> Message:
         channel = ends[1]
         channel.begin(1)
-        values = {"msg_id": 5, "attempt": 2, "deliveries": 3, "enqueued_us": 0, "time_left_ms": -1, **head}
-        return Message(channel, 1, "orders", DispatchHead(headers_len=len(headers), **values), headers, body)
+        return Message(channel, "orders", (1, 5, 2, 3, enqueued_us, run_until_ms, headers, body))
 
     return message
 
@@ -126,7 +127,7 @@ def test_a_stop_is_taken_out_and_other_frames_wait(ends: tuple[socket.socket, Ch
     with pytest.raises(Stopped, match="cancelled"):
         message.raise_if_stopped()
     frame = channel.receive()
-    assert not isinstance(frame, Work)
+    assert isinstance(frame, Frame)
     assert frame.kind is Kind.EXIT
 
 
@@ -162,8 +163,8 @@ def test_frames_arrive_whole_however_they_are_cut(ends: tuple[socket.socket, Cha
     import threading
 
     ours, channel = ends
-    head = DispatchHead(7, 1, 1, 1, -1, 2)
-    data = encode_dispatch(3, head, b"{}", b"x" * size) + encode(Kind.STOP, 3, {"reason": "shutdown"})
+    message = (3, 7, 1, 1, 1, -1, b"{}", b"x" * size)
+    data = encode_dispatch(message) + encode(Kind.STOP, 3, {"reason": "shutdown"})
 
     def feed() -> None:
         ours.sendall(data[:cut])
@@ -172,12 +173,11 @@ def test_frames_arrive_whole_however_they_are_cut(ends: tuple[socket.socket, Cha
     thread = threading.Thread(target=feed)
     thread.start()
     work = channel.receive()
-    assert isinstance(work, Work)
-    assert (work.seq, work.head, work.headers, work.body) == (3, head, b"{}", b"x" * size)
-    assert type(work.body) is bytes
+    assert work == message
+    assert type(work[-1]) is bytes
     frame = channel.receive()
     thread.join(10)
-    assert not isinstance(frame, Work)
+    assert isinstance(frame, Frame)
     assert frame.kind is Kind.STOP
 
 
