@@ -63,17 +63,16 @@ class Channel:
     # --- in ---------------------------------------------------------------------------------------------------------
 
     def receive(self, timeout_s: float | None = None) -> Frame | Dispatched:
-        """Wait for the next frame; a DISPATCH is taken apart. Raises `Disconnected` at the end of the stream, `ProtocolError` for rubbish.
+        """Wait for the next frame; a DISPATCH comes taken apart.
 
-        With `timeout_s`: `TimeoutError` when nothing at all comes for so long.
+        Raises `Disconnected` at the end of the stream, `ProtocolError` for rubbish, and with `timeout_s` `TimeoutError`
+        when nothing at all comes for so long.
         """
         with self._reading:
-            while True:
-                if self._frames:
-                    return _opened(self._frames.popleft())
+            while not self._frames:
                 if self._closed:
                     raise Disconnected
-                if (timeout_s is not None or self.wary) and not self._arrived(timeout_s):
+                if (self.wary or timeout_s is not None) and not self._arrived(timeout_s):
                     raise TimeoutError
                 try:
                     data = os.read(self._in_fd, _CHUNK_BYTES)
@@ -81,13 +80,17 @@ class Channel:
                     raise Disconnected from error
                 if not data:
                     raise Disconnected
-                if not self._cut:
-                    message = whole_dispatch(data)
-                    if message is None and (missing := rest_of_dispatch(data)) >= _CHUNK_BYTES:
-                        message = whole_dispatch(self._read_rest(data, missing))
-                    if message is not None:
-                        return message
-                self._frames.extend(self._feed(data))
+                if not self._cut and (message := self._whole(data)) is not None:
+                    return message
+                self._frames += self._feed(data)
+            return _opened(self._frames.popleft())
+
+    def _whole(self, data: bytes) -> Dispatched | None:
+        """Take a DISPATCH apart without the decoder; a large one is read into the place where it stays."""
+        message = whole_dispatch(data)
+        if message is None and (missing := rest_of_dispatch(data)) >= _CHUNK_BYTES:
+            message = whole_dispatch(self._read_rest(data, missing))
+        return message
 
     def _arrived(self, timeout_s: float | None) -> bool:
         return bool(self._arrival.poll(None if timeout_s is None else timeout_s * 1000))

@@ -165,11 +165,6 @@ class Message:
         self._ack = "delete"
 
 
-def ack_override(message: Message) -> str | None:
-    """What the handler asked for with `archive()` or `delete()`."""
-    return message._ack  # noqa: SLF001 - the runtime's side of the same object
-
-
 def checked_delay_ms(delay: float | str | timedelta) -> int:
     """Whole milliseconds. Raises `ImpossibleDelay` (failure model: delay negative or too large)."""
     try:

@@ -206,7 +206,8 @@ def rest_of_dispatch(data: bytes) -> int:
     magic, kind, _, meta_len, body_len, _ = HEADER.unpack_from(data)
     if magic != MAGIC or kind != _DISPATCH_KIND or meta_len or body_len > MAX_BODY_BYTES:
         return 0
-    return max(0, _HEADER_BYTES + body_len - len(data))
+    missing: int = _HEADER_BYTES + body_len - len(data)
+    return max(0, missing)
 
 
 def decode_dispatch(frame: Frame) -> Dispatched:

@@ -27,47 +27,50 @@ class Verdict:
     accounts: Accounts | None = None  # what the settlement writes
 
 
-@dataclass(slots=True)
 class Delivery:
-    id: ClaimId
-    state: DeliveryState
-    claimed_at: float
-    fence: Fence = _NO_FENCE
+    """What differs from message to message is set when it is made; the rest are defaults until something happens."""
+
     accounts: Accounts = CLEAN
     stored: Accounts = CLEAN  # what the database has of them
-    attempt: int = 1
-    lease_deadline: float = 0.0
-    renew_at: float = 0.0
+    attempt = 1
+    lease_deadline = 0.0
+    renew_at = 0.0
     headers: bytes | None = None
     body: bytes | None = None
-    body_loaded: bool = True
-    body_bytes: int = 0
-    enqueued_us: int = 0
-    visible_us: int = 0
-    dispatched_at: float = 0.0
+    body_loaded = True
+    body_bytes = 0
+    enqueued_us = 0
+    visible_us = 0
+    dispatched_at = 0.0
     started_at: float | None = None
     finished_at: float | None = None
-    fence_lost: bool = False  # a renewal matched no row: nothing of ours may touch it any more
+    fence_lost = False  # a renewal matched no row: nothing of ours may touch it any more
     verdict: Verdict | None = None
-    decided_at: float = 0.0
-    settle_tries: int = 0
+    decided_at = 0.0
+    settle_tries = 0
     settle_at: float | None = None  # when to try again; None: the settler has it
-    unheard: bool = False  # a try did not reach the database, or its answer did not reach us
-    lingers: bool = False  # a refund that outlives its lease: fence only
+    unheard = False  # a try did not reach the database, or its answer did not reach us
+    lingers = False  # a refund that outlives its lease: fence only
     # what happened while it ran
     stop_reason: StopReason | None = None
-    stop_at: float = 0.0
+    stop_at = 0.0
     progress: str | None = None
     # transactional
     tx: TxIdentity | None = None
-    reckon_tries: int = 0
+    reckon_tries = 0
     death: tuple[DeathCause, DeathFacts] | None = None
-    extra: int = 0  # attempts owed when it was claimed
+    extra = 0  # attempts owed when it was claimed
     granted: Verdict | None = None
     held_until: float | None = None  # its child waits for what becomes of another attempt at the same message
-    in_doubt: bool = False  # a granted commit of which nobody heard
+    in_doubt = False  # a granted commit of which nobody heard
     spared_until: float | None = None  # not killed before, although everything else is
     reckoned_busy_since: float | None = None
+
+    def __init__(self, claim_id: ClaimId, state: DeliveryState, claimed_at: float, fence: Fence = _NO_FENCE) -> None:
+        self.id = claim_id
+        self.state = state
+        self.claimed_at = claimed_at
+        self.fence = fence
 
     @property
     def msg_id(self) -> int:

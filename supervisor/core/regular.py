@@ -139,21 +139,12 @@ class RegularQueue(QueueMachine):
         stored = accounts
         if self.settling.waiting and (carried := self.settling.carry_over(fence)) is not None:
             accounts = replace(accounts, refunds=max(accounts.refunds, carried.refunds))
-        delivery = Delivery(
-            self.ctx.next_claim(),
-            DeliveryState.WAITING,
-            now,
-            fence,
-            accounts,
-            stored,
-            accounts.attempt(fence.read_ct),
-            headers=row.headers,
-            body=row.body,
-            body_loaded=row.body_loaded,
-            body_bytes=row.body_bytes,
-            enqueued_us=row.enqueued_us,
-            visible_us=row.visible_us,
-        )
+        delivery = Delivery(self.ctx.next_claim(), DeliveryState.WAITING, now, fence)
+        delivery.accounts, delivery.stored = accounts, stored
+        delivery.attempt = accounts.attempt(fence.read_ct)
+        delivery.headers, delivery.body = row.headers, row.body
+        delivery.body_loaded, delivery.body_bytes = row.body_loaded, row.body_bytes
+        delivery.enqueued_us, delivery.visible_us = row.enqueued_us, row.visible_us
         self.leases.claimed(delivery, asked_at, row.lease_s)
         if delivery.attempt > self.settings.max_attempts:
             # Delivered again and again without a verdict: it ended its supervisor each time, or its leases lapsed.

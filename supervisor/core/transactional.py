@@ -57,7 +57,8 @@ class TransactionalQueue(QueueMachine):
 
     def _grant(self, now: float) -> None:
         child = self.pool.take()
-        delivery = Delivery(self.ctx.next_claim(), DeliveryState.PERMITTED, now, dispatched_at=now)
+        delivery = Delivery(self.ctx.next_claim(), DeliveryState.PERMITTED, now)
+        delivery.dispatched_at = now
         child.delivery = delivery
         self.attempts[delivery.id] = delivery
         self._permits += 1

@@ -78,7 +78,7 @@ def claim(queue: str, limit: int | None = None) -> bytes:
             from texts
         )
         select msg_id, read_ct, {read_us},
-               extract(epoch from vt - clock_timestamp())::float8,
+               date_part('epoch', vt - clock_timestamp()),
                {enqueued_us}, {visible_us},
                case when pg_column_size(headers) <= %(headers_limit)s then convert_to(headers::text, 'UTF8') end,
                {accounts},
