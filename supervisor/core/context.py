@@ -7,7 +7,7 @@ from collections.abc import Callable
 from supervisor.core.commands import Answer, Command
 from supervisor.core.happenings import Happening
 from supervisor.core.settings import CoreSettings
-from supervisor.core.types import ChildId, ClaimId
+from supervisor.core.types import ChildId, ClaimId, QueueName
 
 
 class Context:
@@ -34,7 +34,7 @@ class Context:
         self.overlapping = False  # some queue has two claims under way: only one at a time may
         self.draining = False  # no new work
         self.acks_off = False  # the grace period is over: what finishes now is not acknowledged
-        self.owners: dict[ChildId, str] = {}  # which queue a child belongs to
+        self.owners: dict[ChildId, QueueName] = {}  # which queue a child belongs to
         self._child_ids = 0
         self._claim_ids = 0
 

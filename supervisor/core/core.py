@@ -198,7 +198,7 @@ class Core:
         owner = self._ctx.owners.get(child_id)
         if owner is None:
             return None
-        machine = self._queues[QueueName(owner)]
+        machine = self._queues[owner]
         child = machine.pool.children.get(child_id)
         return None if child is None else (machine, child)
 

@@ -31,7 +31,7 @@ from supervisor.core.accounts import Accounts
 from supervisor.core.context import Context
 from supervisor.core.delivery import Delivery, Verdict
 from supervisor.core.states import DeliveryState
-from supervisor.core.types import ClaimId, DeadLetterReason, QueueName
+from supervisor.core.types import DeadLetterReason, QueueName
 from supervisor.core.wakeups import Wakeups
 
 _REFUND_OUTLIVES_LEASE_S: Final = 600.0
@@ -53,9 +53,9 @@ class Settling:
         self.say_at = inf  # when the gathered ones are to be said
         self._gathered: list[SettleItem] = []
         self._said_at = -inf
-        self._open: dict[ClaimId, Delivery] = {}
-        self._again: dict[ClaimId, Delivery] = {}  # failed, waiting for `settle_at`
-        self._refunds: dict[ClaimId, Delivery] = {}  # those of `_open` that are given back
+        self._open: dict[int, Delivery] = {}  # by claim
+        self._again: dict[int, Delivery] = {}  # failed, waiting for `settle_at`
+        self._refunds: dict[int, Delivery] = {}  # those of `_open` that are given back
 
     def __len__(self) -> int:
         return len(self._open)
@@ -117,7 +117,7 @@ class Settling:
 
     def settled(self, results: tuple[SettleResult, ...], now: float) -> None:
         for result in results:
-            delivery = self._open.get(ClaimId(result.claim_id))
+            delivery = self._open.get(result.claim_id)
             if delivery is None:
                 continue  # given up meanwhile
             if result.outcome is SettleOutcome.FAILED:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, assert_never
 
@@ -64,6 +65,9 @@ class _Batch(NamedTuple):
         """Split behind each of these places."""
         bounds = [0, *ends, len(self.items)]
         return [self._replace(items=self.items[start:end]) for start, end in itertools.pairwise(bounds)]
+
+
+_settlement: Final = operator.attrgetter("settlement")
 
 
 class Settler:
@@ -199,8 +203,7 @@ def _failures(batch: _Batch, error: SupervisorError) -> list[SettleResult]:
 def _batches(queue: str, items: list[SettleItem]) -> Iterator[_Batch]:
     """Sort by kind; what is quick and frees most comes first."""
     kinds: dict[tuple[int, str | None], list[SettleItem]] = {}
-    for item in items:
-        settlement = item.settlement
+    for settlement, alike in itertools.groupby(items, _settlement):  # successes share theirs
         match settlement:
             case Ack():
                 key: tuple[int, str | None] = (0 if settlement.mode is AckMode.DELETE else 1, None)
@@ -212,7 +215,7 @@ def _batches(queue: str, items: list[SettleItem]) -> Iterator[_Batch]:
                 key = (4, settlement.queue)
             case never:
                 assert_never(never)
-        kinds.setdefault(key, []).append(item)
+        kinds.setdefault(key, []).extend(alike)
     for kind, target in sorted(kinds, key=lambda key: (key[0], key[1] or "")):
         compose, most = _STATEMENTS[kind]
         statement = compose(queue)
