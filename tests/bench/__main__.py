@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import deaths, harness, latency, limits, scrapes, throughput, transactional
+from tests.bench import deaths, harness, latency, limits, page, scrapes, throughput, transactional
 
 BENCHES: dict[str, Callable[[str, bool], dict[str, Any]]] = {
     "throughput": lambda dsn, quick: throughput.run(dsn, messages=20_000 if quick else 100_000),
@@ -34,7 +34,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer messages")
     parser.add_argument("--out", type=Path, default=Path("bench-results.json"), help="where the JSON goes")
     parser.add_argument("--limits-page", type=Path, help="write the limits as a page, such as docs/limits.md")
+    parser.add_argument("--page", type=Path, help="write the ratios as a page, such as docs/performance.md; needs all")
     arguments = parser.parse_args()
+    if arguments.page is not None and arguments.names:
+        parser.error("--page needs all benchmarks: name none")
     unknown = [name for name in arguments.names if name not in BENCHES]
     if unknown:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHES)}")
@@ -52,6 +55,8 @@ def main() -> int:
             console.print(_table(name, results[name]))
     if arguments.limits_page is not None and "limits" in results:
         arguments.limits_page.write_text(limits.to_markdown(results["limits"], results))
+    if arguments.page is not None:
+        arguments.page.write_text(page.to_markdown(results))
     arguments.out.write_text(json.dumps(results, indent=2) + "\n")
     console.print(f"written to {arguments.out}")
     return 0
