@@ -37,12 +37,14 @@ class Caller:
             ack = message._ack  # noqa: SLF001 - what `archive()` or `delete()` left there: the runtime's side of it
             outcome = None if returned is None and ack is None else of_return(returned, ack)
         except BaseException as error:  # noqa: BLE001 - the handler boundary: sys.exit is a failed attempt here
-            if os.getpid() != self._pid:
-                os._exit(0)
+            self._leave_if_copy()
             return of_exception(error, stopping=self._channel.stop_seen(), with_sqlstate=self._with_sqlstate)
+        self._leave_if_copy()
+        return outcome
+
+    def _leave_if_copy(self) -> None:
         if os.getpid() != self._pid:
             os._exit(0)
-        return outcome
 
 
 class Loop:

@@ -313,7 +313,7 @@ FAULTS: Final = (
     Fault(
         "a message is read while a signal's function could still take it away",
         "child/channel.py",
-        "if (timeout_s is not None or self.wary)",
+        "if (self.wary or timeout_s is not None)",
         "if timeout_s is not None",
         (_CHILD,),
     ),
