@@ -171,7 +171,7 @@ class ChildHarness:
         """Hand over a message (`raw` where it is given, None for SQL NULL); returns its seq."""
         self._seq += 1
         text = json.dumps(body).encode() if raw == b"" else raw
-        until_ms = -1 if time_left_ms < 0 else round(boottime() * 1000) + time_left_ms
+        until_ms = -1 if time_left_ms < 0 else int(boottime() * 1000) + time_left_ms
         number = msg_id or self._seq
         self.send_raw(
             encode_dispatch((self._seq, number, attempt, attempt, 1_700_000_000_000_000, until_ms, headers, text))
