@@ -21,7 +21,7 @@ retry = { base = "50ms", max = "200ms" }
 def test_twenty_thousand_messages_with_failures_and_a_restart_are_all_accounted_for(
     tmp_path: Path, database: str
 ) -> None:
-    """1 % fail at each attempt; the supervisor is stopped and started in the middle: nothing is lost or left."""
+    """1 % fail at each attempt; the supervisor is stopped and started on the way: nothing is lost or left."""
     tasks = """
     def handle(message):
         if message.body % 100 == 7:
@@ -34,7 +34,7 @@ def test_twenty_thousand_messages_with_failures_and_a_restart_are_all_accounted_
             "SELECT clock_timestamp(), to_jsonb(n) FROM generate_series(1, 20000) n"
         )
         on.service.start()
-        eventually(lambda: on.left() < 12_000, timeout_s=60, what="half of the work")
+        eventually(lambda: on.left() < 16_000, timeout_s=60, what="some of the work")
         assert on.service.stop() == 0
         assert on.left() > 0, "nothing was left for the second run"
         on.service.start()
