@@ -30,12 +30,13 @@ from child.results import fit_result
 from child.title import Title
 from shared import syncpoints
 from shared.text import clean_text
-from shared.wire.frames import Dispatched, Frame, Kind, ProtocolError, encode
+from shared.wire.frames import PROTOCOL, Dispatched, Frame, Kind, ProtocolError, encode
 
 if TYPE_CHECKING:
     from child.process import Ends
 
 
+_OTHER_VERSION: Final = "the package was changed under the running supervisor: restart the supervisor"
 _LATE: Final = frozenset({Kind.STOP, Kind.VERDICT})  # may come when their message is over
 
 Step = Callable[[Frame | Dispatched], None]
@@ -99,6 +100,8 @@ def _boot(channel: Channel, ends: Ends, root: str, foreign: dict[str, ModuleType
     frame = channel.receive()
     if not isinstance(frame, Frame) or frame.kind is not Kind.HELLO:
         raise ProtocolError("the first frame is not HELLO")
+    if frame.meta.get("protocol") != PROTOCOL:
+        _boot_failed(channel, LoadError("version", _OTHER_VERSION))
     hello = Hello.from_meta(frame.meta)
     raise_oom_score(hello.oom_score_adj)
     prepare_stack_dump(hello.dump_signal, ends.stack_fd)

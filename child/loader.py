@@ -20,7 +20,10 @@ _FIRST_LINE: Final = {"regular": "def handle(message)", "transactional": "def ha
 
 
 class LoadError(Exception):
-    """The handler cannot be used. `kind`: "missing", "signature" (both final) or "import" (may heal)."""
+    """The handler cannot be used.
+
+    `kind`: "missing" and "signature" are final, "import" may heal, "version" is a change of our own package.
+    """
 
     def __init__(self, kind: str, error: str, traceback: str = "") -> None:
         super().__init__(error)

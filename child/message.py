@@ -43,7 +43,7 @@ class Message:
         "_is_null",
         "_log",
         "_progress",
-        "_run_until_ms",
+        "_run_until",
         "_seq",
         "attempt",
         "deliveries",
@@ -61,10 +61,11 @@ class Message:
             self.attempt,
             self.deliveries,
             self._enqueued_us,
-            self._run_until_ms,
+            limit_ms,
             self._headers_text,
             body,
         ) = dispatched
+        self._run_until = None if limit_ms < 0 else boottime() + limit_ms / 1000
         self.raw = b"" if body is None else body
         self._is_null = body is None
         self._headers: dict[str, Any] | None = None
@@ -105,7 +106,7 @@ class Message:
 
     def time_left(self) -> float | None:
         """Seconds until hard_timeout, never below 0; None without a limit."""
-        return None if self._run_until_ms < 0 else max(0.0, self._run_until_ms / 1000 - boottime())
+        return None if self._run_until is None else max(0.0, self._run_until - boottime())
 
     # --- being stopped ----------------------------------------------------------------------------------------------
 

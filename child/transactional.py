@@ -29,7 +29,6 @@ from child.process import calm_signals
 from child.results import fit_result
 from child.transaction import AsyncTransaction, Outbox, Transaction
 from shared import syncpoints
-from shared.clock import boottime
 from shared.text import clean_text
 from shared.wire.frames import Dispatched, Frame, Kind, ProtocolError, encode
 
@@ -204,8 +203,8 @@ class _Worker:
     def _message(self, seq: int, claim: Claim, permit: Meta, attempt: int) -> Message:
         row = claim.row
         limit = permit.get("time_limit_ms")
-        until_ms = -1 if limit is None else int(boottime() * 1000) + limit
-        claimed = (seq, row.msg_id, attempt, row.read_ct, row.enqueued_us, until_ms, claim.headers, claim.body)
+        limit_ms = -1 if limit is None else limit
+        claimed = (seq, row.msg_id, attempt, row.read_ct, row.enqueued_us, limit_ms, claim.headers, claim.body)
         return Message(self._channel, self._queue, claimed)
 
     def _call(self, message: Message, outbox: Outbox) -> Meta | None:

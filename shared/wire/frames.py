@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import Any, Final, TypeAlias
 
+PROTOCOL: Final = 1  # another number with every change of what the two processes say to each other
 MAGIC: Final = 0xB7
 HEADER: Final = struct.Struct("!BBHIIQ")
 MAX_META_BYTES: Final = 1 << 20
@@ -41,7 +42,7 @@ class Kind(IntEnum):
     HELLO = 6  # first frame: what the child is. meta: see docs/protocol.md
 
     READY = 64  # handler imported. meta: {"rss_kb": int, ...}
-    BOOT_FAILED = 65  # meta: {"kind": "import" | "missing" | "signature" | "database", "error": str, "traceback": str}
+    BOOT_FAILED = 65  # meta: {"kind": "import" | "missing" | "signature" | "version", "error": str, "traceback": str}
     STARTED = 66  # the handler is about to be called
     SUCCESS = 67  # the handler returned, nothing to add
     RESULT = 68  # any other outcome. meta: the outcome
@@ -136,15 +137,16 @@ def _parse_meta(kind: Kind, packed: bytes) -> dict[str, Any]:
 
 
 Dispatched: TypeAlias = tuple[int, int, int, int, int, int, bytes, bytes | None]
-"""A DISPATCH: seq, msg_id, attempt, deliveries, enqueued_us, run_until_ms, headers, body.
+"""A DISPATCH: seq, msg_id, attempt, deliveries, enqueued_us, limit_ms, headers, body.
 
-enqueued_us: microseconds since the epoch, the database's clock. run_until_ms: the end of hard_timeout in milliseconds
-on CLOCK_BOOTTIME; -1: no limit. headers: JSON text, empty for none. body: None for SQL NULL.
+enqueued_us: microseconds since the epoch, the database's clock. limit_ms: hard_timeout, which counts from the start of
+the handler; -1: none. headers: JSON text, empty for none. body: None for SQL NULL. `deliveries` is PGMQ's read_ct,
+which anybody may have written, so it has a sign.
 
 A bare tuple, as it is made and taken apart for each message, by processes whose caches are cold (ADR 0026).
 """
 
-_HEAD: Final = "qIIqqI"  # msg_id, attempt, deliveries, enqueued_us, run_until_ms, length of the headers
+_HEAD: Final = "qIiqqI"  # msg_id, attempt, deliveries, enqueued_us, limit_ms, length of the headers
 _DISPATCH_HEAD: Final = struct.Struct("!" + _HEAD)
 _DISPATCH: Final = struct.Struct(HEADER.format + _HEAD)
 _DISPATCH_BYTES: Final = _DISPATCH.size
@@ -156,7 +158,7 @@ _BODY_NULL: Final = int(Flag.BODY_NULL)  # `int & Flag` makes a member: a micros
 
 def encode_dispatch(message: Dispatched) -> bytes:
     """Pack a DISPATCH. Raises `ProtocolError` over the body limit."""
-    seq, msg_id, attempt, deliveries, enqueued_us, run_until_ms, headers, body = message
+    seq, msg_id, attempt, deliveries, enqueued_us, limit_ms, headers, body = message
     flags = 0
     if body is None:
         flags, body = _BODY_NULL, b""
@@ -174,7 +176,7 @@ def encode_dispatch(message: Dispatched) -> bytes:
         attempt,
         deliveries,
         enqueued_us,
-        run_until_ms,
+        limit_ms,
         len(headers),
     )
     return b"".join((head, headers, body))
@@ -185,7 +187,7 @@ def whole_dispatch(data: bytes) -> Dispatched | None:
     size = len(data)
     if size < _DISPATCH_BYTES:
         return None
-    magic, kind, flags, meta_len, body_len, seq, msg_id, attempt, deliveries, enqueued_us, run_until_ms, headers_len = (
+    magic, kind, flags, meta_len, body_len, seq, msg_id, attempt, deliveries, enqueued_us, limit_ms, headers_len = (
         _unpack_dispatch(data)
     )
     if magic != MAGIC or kind != _DISPATCH_KIND or meta_len or size != _HEADER_BYTES + body_len:
@@ -196,7 +198,7 @@ def whole_dispatch(data: bytes) -> Dispatched | None:
         if size < start:
             raise ProtocolError("DISPATCH is too short for its headers")
     body = None if flags & _BODY_NULL else data[start:]
-    return seq, msg_id, attempt, deliveries, enqueued_us, run_until_ms, headers, body
+    return seq, msg_id, attempt, deliveries, enqueued_us, limit_ms, headers, body
 
 
 def rest_of_dispatch(data: bytes) -> int:
@@ -215,10 +217,10 @@ def decode_dispatch(frame: Frame) -> Dispatched:
     data = frame.body
     if len(data) < _DISPATCH_HEAD.size:
         raise ProtocolError("DISPATCH is too short")
-    msg_id, attempt, deliveries, enqueued_us, run_until_ms, headers_len = _DISPATCH_HEAD.unpack_from(data)
+    msg_id, attempt, deliveries, enqueued_us, limit_ms, headers_len = _DISPATCH_HEAD.unpack_from(data)
     split = _DISPATCH_HEAD.size + headers_len
     if len(data) < split:
         raise ProtocolError("DISPATCH is too short for its headers")
     body = None if frame.flags & _BODY_NULL else data[split:]
     headers = data[_DISPATCH_HEAD.size : split]
-    return frame.seq, msg_id, attempt, deliveries, enqueued_us, run_until_ms, headers, body
+    return frame.seq, msg_id, attempt, deliveries, enqueued_us, limit_ms, headers, body

@@ -94,7 +94,7 @@ class Dispatch:
     attempt: int
     deliveries: int
     enqueued_us: int
-    run_until: float | None  # the end of hard_timeout
+    hard_timeout_s: float | None  # for time_left() only: `limits` holds the child to it
     headers: bytes | None
     body: bytes | None
     lease_deadline: float

@@ -202,7 +202,7 @@ class RegularQueue(QueueMachine):
                 delivery.attempt,
                 delivery.fence.read_ct,
                 delivery.enqueued_us,
-                None if self._hard_timeout_s is None else now + self._hard_timeout_s,
+                self._hard_timeout_s,
                 delivery.headers,
                 delivery.body,
                 delivery.lease_deadline,

@@ -37,7 +37,7 @@ from supervisor.telemetry.facts import Fact, Noted
 __all__ = ["Database", "QueueCounts", "sessions_of_parent"]
 
 _AUTO_POOL_SIZE: Final = 4
-_LOCK_TIMEOUT_S: Final = 5.0  # a locked table holds a session of the pool up no longer; rows are never waited for
+_LOCK_TIMEOUT_S: Final = 0.5  # a locked table holds a session up no longer, others need it; rows are never waited for
 _CLAIM_PATIENCE_S: Final = (2.0, 35.0)  # least and most, between which the lease decides
 
 

@@ -156,7 +156,7 @@ def _translate(child: ChildId, claim_id: ClaimId, kind: Kind, meta: dict[str, An
                 child=child,
                 claim_id=claim_id,
                 msg_id=outcomes.integer(meta, "msg_id", -outcomes.MAX_INT64 - 1, outcomes.MAX_INT64),
-                read_ct=outcomes.integer(meta, "read_ct", 1, (1 << 31) - 1),
+                read_ct=outcomes.integer(meta, "read_ct", -(1 << 31), (1 << 31) - 1),
                 enqueued_us=outcomes.integer(meta, "enqueued_us", -outcomes.MAX_INT64, outcomes.MAX_INT64),
                 visible_us=outcomes.integer(meta, "visible_us", -outcomes.MAX_INT64, outcomes.MAX_INT64),
                 accounts=outcomes.optional_text(meta, "accounts"),

@@ -11,7 +11,7 @@ from supervisor.core.commands import AnswerClaim, AnswerCommit, Dispatch, GrantP
 
 def dispatch_frame(command: Dispatch) -> bytes:
     """DISPATCH. Raises `ProtocolError` over the body limit."""
-    until = command.run_until
+    limit = command.hard_timeout_s
     return encode_dispatch(
         (
             command.claim_id,
@@ -19,7 +19,7 @@ def dispatch_frame(command: Dispatch) -> bytes:
             command.attempt,
             command.deliveries,
             command.enqueued_us,
-            -1 if until is None else int(until * 1000),
+            -1 if limit is None else int(limit * 1000),
             command.headers or b"",
             command.body,
         )

@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any, Final
 
+from shared.wire.frames import PROTOCOL
 from supervisor.core.commands import StartChild
 from supervisor.core.types import Mode
 
@@ -37,6 +38,7 @@ class ChildSpec:
 def hello(spec: ChildSpec, command: StartChild, *, metrics_index: int) -> dict[str, Any]:
     """HELLO's meta. The metrics identity is a reused small number, so that files do not grow with respawns."""
     meta: dict[str, Any] = {
+        "protocol": PROTOCOL,
         "queue": command.queue,
         "slot": command.slot,
         "incarnation": command.incarnation,

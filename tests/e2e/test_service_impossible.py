@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from tests.support.running import runs, stage
 from tests.support.waiting import eventually
@@ -83,3 +84,48 @@ def test_headers_that_cannot_be_written_again_do_not_go_round_for_ever(tmp_path:
         eventually(lambda: len(on.archived()) == 1, what="another message")
         assert on.service.stop() == 0
         assert on.letters() == []
+
+
+SHOWING = """
+    import json
+    def handle(message, tx=None):
+        with open("seen", "a") as file:
+            left_s = message.time_left()
+            what = [message.id, message.attempt, message.deliveries, message.headers, message.enqueued_at.isoformat()]
+            file.write(json.dumps([*what, None if left_s is None else 50 < left_s <= 60, message.body]) + "\\n")
+"""
+UNKNOWN = "1970-01-01T00:00:00+00:00"  # infinities are no moment
+
+
+@pytest.mark.parametrize("mode", ["regular", "transactional"])
+def test_rows_that_hold_strange_numbers_are_messages_like_others(tmp_path: Path, database: str, mode: str) -> None:
+    """Whoever may write the table may write anything: what a column can hold is shown to the handler, in its place."""
+    config = f"""
+    [queues.jobs]
+    handler = "tasks:handle"
+    mode = "{mode}"
+    hard_timeout = "60s"
+    on_success = "archive"
+    """
+    with stage(tmp_path, database, config, SHOWING) as on:
+        on.create()
+        on.connection.execute(
+            "INSERT INTO pgmq.q_jobs (msg_id, read_ct, enqueued_at, vt, message, headers)"
+            " OVERRIDING SYSTEM VALUE VALUES"
+            " (-9223372036854775808, -2147483648, '-infinity', '-infinity', '1', '{\"a\": [1]}'),"
+            " (9223372036854775807, -1, 'infinity', now(), '2', '[1]'),"
+            " (0, 0, '2026-01-02 03:04:05.678901+00', now(), '3', null),"
+            " (-7, -5, '1969-12-31 23:59:59.5+00', now(), '4', '{}')"
+        )
+        on.service.start()
+        on.until_empty(timeout_s=60)
+        assert on.service.stop() == 0
+        lowest = -(2**31) + 1
+        assert sorted(json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()) == [
+            [-(2**63), 1, lowest, {"a": [1]}, UNKNOWN, True, 1],
+            [-7, 1, -4, {}, "1969-12-31T23:59:59.500000+00:00", True, 4],
+            [0, 1, 1, {}, "2026-01-02T03:04:05.678901+00:00", True, 3],
+            [2**63 - 1, 1, 0, {}, UNKNOWN, True, 2],
+        ]
+        assert on.rows("SELECT count(*)::int FROM pgmq.a_jobs") == [(4,)]
+        assert not on.events("child.ended")

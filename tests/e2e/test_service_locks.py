@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import psycopg
@@ -118,3 +119,41 @@ def test_a_blocked_claim_is_told_and_heals_when_the_lock_is_gone(tmp_path: Path,
         watch.until_ready()
         assert on.service.stop() == 0
         assert [read_ct for _, read_ct in on.archived()] == [1]
+
+
+def test_tables_that_are_locked_hold_up_no_other_queue(tmp_path: Path, database: str) -> None:
+    """More of them than there are sessions: messages beside them run within a second or two, and theirs afterwards."""
+    locked = [f"locked_{number}" for number in range(6)]
+    config = "".join(
+        f"""
+    [queues.{name}]
+    handler = "tasks:handle"
+    polling_interval = "200ms"
+    on_success = "archive"
+    """
+        for name in [*locked, "calm"]
+    )
+    with stage(tmp_path, database, config, RECORDING) as on:
+        on.create(*locked, "calm")
+        for name in [*locked, "calm"]:
+            on.send(0, queue=name)
+        on.service.start()
+        for name in [*locked, "calm"]:
+            on.until_empty(name)
+        waits = []
+        with psycopg.connect(database) as somebody:
+            for name in locked:
+                somebody.execute(f"LOCK TABLE pgmq.q_{name} IN ACCESS EXCLUSIVE MODE")
+                somebody.execute("SELECT pgmq.send(%s, '0')", [name])
+            on.service.wait_for_log('"event":"claiming.failed"')
+            for sent in range(2, 12):
+                began = time.monotonic()
+                on.send(0, queue="calm")
+                eventually(lambda sent=sent: len(on.archived("calm")) == sent, timeout_s=60, what="a calm message")
+                waits.append(time.monotonic() - began)
+            somebody.commit()
+        for name in locked:
+            on.until_empty(name)
+        assert on.service.stop() == 0
+        assert all(len(on.archived(name)) == 2 for name in locked)
+        assert max(waits) < 4, f"waits of the calm queue: {waits}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shared.wire.frames import Kind
+from shared.wire.frames import PROTOCOL, Kind
 from tests.support.childharness import CHILD_MAIN, DEADLINE_S, HANDLERS, ROOT, ChildHarness
 from tests.support.waiting import eventually
 
@@ -51,6 +51,13 @@ def test_a_handler_that_cannot_be_used_is_told_with_its_reason(handler: str, kin
     assert meta["kind"] == kind
     assert meta["error"]
     assert (kind == "import") == bool(meta["traceback"])
+
+
+def test_a_child_of_another_version_says_so_and_what_to_do() -> None:
+    """The package was changed under a running supervisor: nothing is guessed, whatever else its HELLO says."""
+    meta = boot_failure("plain:show", hello={"protocol": PROTOCOL + 1, "slot": None})
+    assert meta["kind"] == "version"
+    assert "restart the supervisor" in meta["error"]
 
 
 def test_a_missing_library_is_an_import_failure_that_names_it() -> None:

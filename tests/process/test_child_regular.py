@@ -181,8 +181,8 @@ def test_time_left_counts_down_or_is_none() -> None:
     """Seconds to hard_timeout, None without one, never negative."""
     with ChildHarness("plain:show") as child:
         assert child.run("message.time_left()")["reason"] == "None"
-        assert 9 < float(child.run("message.time_left()", time_left_ms=10_000)["reason"]) <= 10
-        assert float(child.run("message.time_left()", time_left_ms=0)["reason"]) == 0
+        assert 9 < float(child.run("message.time_left()", limit_ms=10_000)["reason"]) <= 10
+        assert float(child.run("message.time_left()", limit_ms=0)["reason"]) == 0
 
 
 # --- stop, progress, log ----------------------------------------------------------------------------------------------

@@ -16,8 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from shared.clock import boottime
-from shared.wire.frames import Decoder, Frame, Kind, encode, encode_dispatch
+from shared.wire.frames import PROTOCOL, Decoder, Frame, Kind, encode, encode_dispatch
 from shared.wire.startmark import PAGE_BYTES, make_room, read_mark
 from tests.support.waiting import eventually
 
@@ -76,6 +75,7 @@ class ChildHarness:
             os.close(fd)
         self.pid = self.process.pid
         meta: dict[str, Any] = {
+            "protocol": PROTOCOL,
             "queue": queue,
             "slot": 1,
             "incarnation": 1,
@@ -166,15 +166,14 @@ class ChildHarness:
         headers: bytes = b"",
         attempt: int = 1,
         msg_id: int | None = None,
-        time_left_ms: int = -1,
+        limit_ms: int = -1,
     ) -> int:
         """Hand over a message (`raw` where it is given, None for SQL NULL); returns its seq."""
         self._seq += 1
         text = json.dumps(body).encode() if raw == b"" else raw
-        until_ms = -1 if time_left_ms < 0 else int(boottime() * 1000) + time_left_ms
         number = msg_id or self._seq
         self.send_raw(
-            encode_dispatch((self._seq, number, attempt, attempt, 1_700_000_000_000_000, until_ms, headers, text))
+            encode_dispatch((self._seq, number, attempt, attempt, 1_700_000_000_000_000, limit_ms, headers, text))
         )
         return self._seq
 

@@ -121,7 +121,7 @@ class World:
         body: bytes | None = b"null",
         *,
         lease_s: float | None = None,
-        time_left_s: float | None = None,
+        hard_timeout_s: float | None = None,
     ) -> ClaimId:
         """Hand a message over."""
         claim_id = ClaimId(next(self._ids))
@@ -133,7 +133,7 @@ class World:
                 attempt=1,
                 deliveries=1,
                 enqueued_us=1,
-                run_until=None if time_left_s is None else boottime() + time_left_s,
+                hard_timeout_s=hard_timeout_s,
                 headers=None,
                 body=body,
                 lease_deadline=0.0 if lease_s is None else boottime() + lease_s,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -15,6 +17,7 @@ from child.channel import Channel, Disconnected
 from child.limits import Allowance
 from child.message import Message
 from child.verdicts import ImpossibleDelay, InvalidMessage, Stopped
+from shared.clock import boottime
 from shared.wire.frames import Decoder, Frame, Kind, encode, encode_dispatch
 
 MakeMessage = Callable[..., Message]
@@ -33,11 +36,11 @@ def make(ends: tuple[socket.socket, Channel]) -> MakeMessage:
     """A message in hand, number 1."""
 
     def message(
-        headers: bytes = b"", body: bytes | None = b"{}", *, enqueued_us: int = 0, run_until_ms: int = -1
+        headers: bytes = b"", body: bytes | None = b"{}", *, enqueued_us: int = 0, limit_ms: int = -1
     ) -> Message:
         channel = ends[1]
         channel.begin(1)
-        return Message(channel, "orders", (1, 5, 2, 3, enqueued_us, run_until_ms, headers, body))
+        return Message(channel, "orders", (1, 5, 2, 3, enqueued_us, limit_ms, headers, body))
 
     return message
 
@@ -160,8 +163,6 @@ def test_a_parent_that_is_gone_is_a_stop(ends: tuple[socket.socket, Channel], ma
 @pytest.mark.parametrize("cut", [1, 19, 20, 21, 64, 60_000])
 def test_frames_arrive_whole_however_they_are_cut(ends: tuple[socket.socket, Channel], size: int, cut: int) -> None:
     """Small, large, in pieces, and with the next one behind them."""
-    import threading
-
     ours, channel = ends
     message = (3, 7, 1, 1, 1, -1, b"{}", b"x" * size)
     data = encode_dispatch(message) + encode(Kind.STOP, 3, {"reason": "shutdown"})
@@ -179,6 +180,33 @@ def test_frames_arrive_whole_however_they_are_cut(ends: tuple[socket.socket, Cha
     thread.join(10)
     assert isinstance(frame, Frame)
     assert frame.kind is Kind.STOP
+
+
+@pytest.mark.parametrize("cuts", [(0,), (10, 0), (40, 10, 0), (-5,), (0, -5)])
+def test_a_body_that_is_itself_a_frame_is_a_body(ends: tuple[socket.socket, Channel], cuts: tuple[int, ...]) -> None:
+    """Cut so many bytes before its beginning: a read of the child begins with what looks like a message of its own."""
+    ours, channel = ends
+    forged = encode_dispatch((4, 666, 1, 1, 1, -1, b"", b"forged"))
+    message = (3, 7, 1, 1, 1, -1, b"{}", forged)
+    data = encode_dispatch(message)
+    ends_of_reads = [len(data) - len(forged) - cut for cut in cuts]
+    for start, end in itertools.pairwise([0, *ends_of_reads]):
+        ours.sendall(data[start:end])
+        with pytest.raises(TimeoutError):
+            channel.receive(timeout_s=0)
+    ours.sendall(data[ends_of_reads[-1] :])
+    assert channel.receive(timeout_s=0) == message
+
+
+def test_the_time_left_counts_from_the_making(make: MakeMessage) -> None:
+    """That is when the handler starts, however long the message was under way; never negative, None without a limit."""
+    before = boottime()
+    message = make(limit_ms=10_000)
+    left_s = message.time_left()
+    assert left_s is not None
+    assert 10.0 - (boottime() - before) <= left_s <= 10.0
+    assert make(limit_ms=0).time_left() == 0
+    assert make(limit_ms=-1).time_left() is None
 
 
 def test_remarks_are_frames(ends: tuple[socket.socket, Channel], make: MakeMessage) -> None:

@@ -26,12 +26,13 @@ from shared.wire.frames import (
 )
 
 U32 = st.integers(0, 2**32 - 1)
+I32 = st.integers(-(2**31), 2**31 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
 MESSAGES = st.tuples(
     st.integers(0, 2**64 - 1),
     I64,
     U32,
-    U32,
+    I32,
     I64,
     I64,
     st.binary(max_size=60),

@@ -11,7 +11,7 @@ from supervisor.core import events as e
 from supervisor.core import happenings as h
 from supervisor.core.settings import Timing
 from supervisor.core.types import SUCCESS, QueueName
-from tests.unit.core.stage import Q, Stage, queue, row
+from tests.unit.core.stage import Q, Stage, accounts, queue, row
 
 RELEASED = '{{"queue":"q","msg_id":{},"refunds":1,"deaths":0}}'
 
@@ -153,6 +153,37 @@ def test_a_body_that_hangs_is_given_back_before_its_lease_is_over() -> None:
     stage.wait(0.99)
     assert isinstance(stage.settlements()[0].settlement, Release)
     assert not stage.tell(e.BodyFetched(Q, fetch.claim_id, True, b"{}")).all(c.Dispatch)
+
+
+def test_a_dispatch_says_what_the_row_said() -> None:
+    """Every field in its place: all values differ. Attempts are deliveries without the refunds, and never below 1."""
+    stage = Stage(queue(hard_timeout_s=20.0)).start()
+    claimed = row(
+        7,
+        6,
+        lease_s=25.0,
+        enqueued_us=8,
+        visible_us=9,
+        headers=b'{"a": 1}',
+        accounts=accounts(7, refunds=2),
+        body=b"[10]",
+        body_bytes=4,
+    )
+    dispatch = stage.give(claimed).only(c.Dispatch)
+    assert dispatch == c.Dispatch(
+        child=stage.children()[0],
+        claim_id=dispatch.claim_id,
+        msg_id=7,
+        attempt=4,
+        deliveries=6,
+        enqueued_us=8,
+        hard_timeout_s=20.0,
+        headers=b'{"a": 1}',
+        body=b"[10]",
+        lease_deadline=stage.now + 25.0,
+    )
+    below = Stage().start().give(row(1, -5, body=None)).only(c.Dispatch)
+    assert (below.attempt, below.deliveries, below.headers, below.body) == (1, -5, None, None)
 
 
 def test_a_body_that_no_frame_can_carry_is_dead_lettered() -> None:
